@@ -1,0 +1,1 @@
+"""Octavo: an LLM inference engine that is fast on an ordinary CPU."""

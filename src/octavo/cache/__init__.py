@@ -1,0 +1,1 @@
+"""KV pages, page tables and the radix prefix tree."""

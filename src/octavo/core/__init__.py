@@ -1,0 +1,1 @@
+"""Shared vocabulary: errors, parameters, configuration, host facts. Imports nothing else of Octavo."""

@@ -1,0 +1,74 @@
+"""The exception tree of Octavo.
+
+    OctavoError
+     ├─ ModelError
+     │   ├─ ModelNotFoundError      no such file, name or repository; says what was looked for and where
+     │   ├─ ModelFormatError        a file is malformed or truncated; names the key or tensor
+     │   └─ UnsupportedModelError   a sound file that holds something this version cannot run
+     ├─ DownloadError               a registry or hub cannot be reached, or what came is not what was asked
+     ├─ ConfigError                 a flag, field or environment variable has a value that cannot work
+     │   └─ MemoryPlanError         the plan does not fit; says needed, available and what to lower
+     └─ RequestError                one request cannot be served; the engine goes on
+         ├─ InvalidParameterError   a sampling parameter is out of range
+         └─ ContextLengthError      prompt and answer do not fit the context window
+
+Every message says what was asked, what is possible, and the flag or field that changes it, in one line.
+"""
+
+__all__ = [
+    "ConfigError",
+    "ContextLengthError",
+    "DownloadError",
+    "InvalidParameterError",
+    "MemoryPlanError",
+    "ModelError",
+    "ModelFormatError",
+    "ModelNotFoundError",
+    "OctavoError",
+    "RequestError",
+    "UnsupportedModelError",
+]
+
+
+class OctavoError(Exception):
+    """Root of every error that Octavo raises on purpose."""
+
+
+class ModelError(OctavoError):
+    """Something is wrong with a model or its file."""
+
+
+class ModelNotFoundError(ModelError):
+    """No model by this name or path."""
+
+
+class ModelFormatError(ModelError):
+    """A model file is malformed; the message names the key or tensor."""
+
+
+class UnsupportedModelError(ModelError):
+    """The file is sound, but this version cannot run what it holds."""
+
+
+class DownloadError(OctavoError):
+    """A download failed, or its content is not what was expected."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """A flag, field or environment variable has a value that cannot work."""
+
+
+class MemoryPlanError(ConfigError):
+    """Weights, KV cache and buffers do not fit into the memory allowed."""
+
+
+class RequestError(OctavoError, ValueError):
+    """One request cannot be served as asked; other requests are untouched."""
+
+
+class InvalidParameterError(RequestError):
+    """A sampling parameter is out of its range."""
+
+
+class ContextLengthError(RequestError):
+    """The prompt (with the tokens to generate) is longer than the context window."""

@@ -1,0 +1,1 @@
+"""Scheduler, runner, step loop, and the LLM class."""

@@ -1,0 +1,1 @@
+"""Files into arrays: GGUF, tokenizers, chat templates, model references and downloads."""

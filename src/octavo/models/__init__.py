@@ -1,0 +1,1 @@
+"""Architectures as data, and the decoder they are built from."""

@@ -1,0 +1,1 @@
+"""One function per operation: reference (NumPy, the oracle) and native (the C++ extension)."""
