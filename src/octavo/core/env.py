@@ -131,7 +131,7 @@ TABLE: tuple[Variable, ...] = (
         _one_of(BACKENDS),
         lambda environ: "native",
         "`native`",
-        "Which implementation of the operations runs: the C++ extension, or plain NumPy (slow; the oracle of the tests).",
+        "Which operations run: the C++ extension, or plain NumPy (slow; the oracle of the tests).",
     ),
     Variable(
         "OCTAVO_DEBUG",
