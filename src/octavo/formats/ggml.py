@@ -1,0 +1,164 @@
+"""The storage formats of GGUF tensors, and the reference way back to float32.
+
+A row of a tensor is a run of blocks; a block holds `block_elements` values in `block_bytes` bytes, scale included.
+The layouts are those of ggml (github.com/ggml-org/ggml, `ggml-common.h`); the decoders live in `ggml_basic.py`
+(floats, the 32-value blocks) and `ggml_kquants.py` (the 256-value super-blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.errors import ModelFormatError, UnsupportedModelError
+from octavo.formats import ggml_basic as basic
+from octavo.formats import ggml_kquants as kquants
+from octavo.formats.tensor import Tensor
+
+__all__ = ["FORMATS", "BlockFormat", "dequantize", "dequantize_tensor", "find_format", "format_of_id", "row_bytes"]
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """One storage format.
+
+    Attributes:
+        name: as in `Tensor.dtype`, e.g. "Q4_K".
+        ggml_id: the number that a GGUF file stores.
+        block_elements: values in one block (1 for plain floats).
+        block_bytes: bytes of one block.
+    """
+
+    name: str
+    ggml_id: int
+    block_elements: int
+    block_bytes: int
+
+    @property
+    def bits_per_value(self) -> float:
+        """Storage bits of one value, scales included (Q4_0: 4.5)."""
+        return 8 * self.block_bytes / self.block_elements
+
+
+FORMATS: dict[str, BlockFormat] = {
+    f.name: f
+    for f in (
+        BlockFormat("F32", 0, 1, 4),
+        BlockFormat("F16", 1, 1, 2),
+        BlockFormat("BF16", 30, 1, 2),
+        BlockFormat("Q4_0", 2, 32, 18),
+        BlockFormat("Q4_1", 3, 32, 20),
+        BlockFormat("Q5_0", 6, 32, 22),
+        BlockFormat("Q5_1", 7, 32, 24),
+        BlockFormat("Q8_0", 8, 32, 34),
+        BlockFormat("Q2_K", 10, 256, 84),
+        BlockFormat("Q3_K", 11, 256, 110),
+        BlockFormat("Q4_K", 12, 256, 144),
+        BlockFormat("Q5_K", 13, 256, 176),
+        BlockFormat("Q6_K", 14, 256, 210),
+        BlockFormat("IQ4_NL", 20, 32, 18),
+        BlockFormat("IQ4_XS", 23, 256, 136),
+        BlockFormat("MXFP4", 39, 32, 17),
+    )
+}
+"""Every format that Octavo reads, by name."""
+
+_BY_ID = {f.ggml_id: f for f in FORMATS.values()}
+
+# Names of the other ids, so that an error can say what a file holds and not only a number.
+_OTHER_IDS = {
+    4: "Q4_2 (withdrawn)", 5: "Q4_3 (withdrawn)", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+    19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    31: "Q4_0_4_4 (withdrawn)", 32: "Q4_0_4_8 (withdrawn)", 33: "Q4_0_8_8 (withdrawn)", 34: "TQ1_0", 35: "TQ2_0",
+    36: "IQ4_NL_4_4 (withdrawn)", 37: "IQ4_NL_4_8 (withdrawn)", 38: "IQ4_NL_8_8 (withdrawn)", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+
+_DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.float32]], None]] = {
+    "F32": basic.decode_f32,
+    "F16": basic.decode_f16,
+    "BF16": basic.decode_bf16,
+    "Q4_0": basic.decode_q4_0,
+    "Q4_1": basic.decode_q4_1,
+    "Q5_0": basic.decode_q5_0,
+    "Q5_1": basic.decode_q5_1,
+    "Q8_0": basic.decode_q8_0,
+    "IQ4_NL": basic.decode_iq4_nl,
+    "MXFP4": basic.decode_mxfp4,
+    "Q2_K": kquants.decode_q2_k,
+    "Q3_K": kquants.decode_q3_k,
+    "Q4_K": kquants.decode_q4_k,
+    "Q5_K": kquants.decode_q5_k,
+    "Q6_K": kquants.decode_q6_k,
+    "IQ4_XS": kquants.decode_iq4_xs,
+}
+
+# Values decoded at once: 256 KiB of float32 and the integers they come from stay in a core's L2 cache.
+_CHUNK_VALUES = 1 << 16
+
+
+def find_format(dtype: str) -> BlockFormat:
+    """The format of this name. Raises UnsupportedModelError, which lists the supported ones."""
+    found = FORMATS.get(dtype)
+    if found is None:
+        raise UnsupportedModelError(f"storage format {dtype!r} is not supported; supported: {', '.join(FORMATS)}")
+    return found
+
+
+def format_of_id(ggml_id: int, tensor_name: str) -> BlockFormat:
+    """The format that a GGUF file means by a type number.
+
+    Raises UnsupportedModelError, which names the tensor, its type and the supported formats.
+    """
+    found = _BY_ID.get(ggml_id)
+    if found is None:
+        kind = _OTHER_IDS.get(ggml_id, "unknown to this version")
+        raise UnsupportedModelError(
+            f"tensor {tensor_name!r} is stored as ggml type {ggml_id}, {kind}; take a file whose tensors are all "
+            f"among {', '.join(FORMATS)}"
+        )
+    return found
+
+
+def row_bytes(dtype: str, columns: int) -> int:
+    """Bytes of one row of `columns` values.
+
+    Raises UnsupportedModelError for an unknown format, ModelFormatError if the row does not fill whole blocks.
+    """
+    stored = find_format(dtype)
+    blocks, rest = divmod(columns, stored.block_elements)
+    if rest or columns < 0:
+        raise ModelFormatError(
+            f"a row of {columns} values cannot be {dtype}, which stores multiples of {stored.block_elements}"
+        )
+    return blocks * stored.block_bytes
+
+
+def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """data u8 [rows, row_bytes] -> a new array f32 [rows, columns].
+
+    Follows ggml's reference decoders bit for bit (float32 products, no fused multiply-add). Besides the result it
+    allocates a few hundred KiB, whatever the size of the tensor. Scales that are infinite or NaN give what IEEE
+    arithmetic gives. Raises UnsupportedModelError for an unknown format, ModelFormatError for partial blocks.
+    """
+    stored = find_format(dtype)
+    rows, stride = data.shape
+    if stride % stored.block_bytes:
+        raise ModelFormatError(f"{stride} bytes are no whole number of {dtype} blocks of {stored.block_bytes} bytes")
+    columns = stride // stored.block_bytes * stored.block_elements
+    result = np.empty((rows, columns), np.float32)
+    blocks = np.ascontiguousarray(data).reshape(-1, stored.block_bytes)
+    values = result.reshape(-1, stored.block_elements)
+    decode = _DECODERS[dtype]
+    step = _CHUNK_VALUES // stored.block_elements
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(blocks), step):
+            decode(blocks[start : start + step], values[start : start + step])
+    return result
+
+
+def dequantize_tensor(tensor: Tensor) -> NDArray[np.float32]:
+    """The values of a stored tensor: f32 [tensor.shape]. Raises as `dequantize`."""
+    return dequantize(tensor.dtype, tensor.data).reshape(tensor.shape)
