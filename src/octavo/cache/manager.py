@@ -1,0 +1,209 @@
+"""What the scheduler asks of the cache: page tables for sequences, prefix hits, sharing, publishing.
+
+A `PageTable` belongs to one sequence. Pages at its start may be shared with others (a prefix hit or a fork); from
+the first page on that it writes, they are its own. A page is only ever appended to, so whoever shares its first n
+slots reads the same values while its owner fills the rest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from octavo.cache.pages import PagePool
+from octavo.cache.radix import TOKEN_BYTES, Node, RadixTree
+
+__all__ = ["CacheManager", "CacheUsage", "PageTable"]
+
+
+@dataclass
+class PageTable:
+    """The pages of one sequence, in order of position.
+
+    cached: tokens whose KV was there when the table was made. copy: (source, target), a page to copy before the first
+    step, in the order in which tables were made: a source may be evicted and become a later target, not before.
+    published: pages at the start that the prefix tree names; cursor: the node of the last of them.
+    """
+
+    namespace: Hashable = None
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    cached: int = 0
+    copy: tuple[int, int] | None = None
+    published: int = 0
+    cursor: Node | None = None
+
+
+@dataclass(frozen=True)
+class CacheUsage:
+    """Pages by state, and what prefix caching has saved. used + cached + free = the pool."""
+
+    used_pages: int
+    cached_pages: int
+    free_pages: int
+    queried_tokens: int
+    hit_tokens: int
+    evicted_pages: int
+
+
+class CacheManager:
+    """Page tables over one pool of `num_pages` pages of `page_size` tokens."""
+
+    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True) -> None:
+        self.page_size = page_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(self.pool, page_size)
+        self._queried = self._hits = self._evicted = 0
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had now: free, or cached and idle.
+
+        Every idle page can be evicted, because a sequence that uses a cached page uses its whole prefix too.
+        """
+        return self.pool.num_free + self.pool.num_idle
+
+    def usage(self) -> CacheUsage:
+        pool = self.pool
+        return CacheUsage(pool.num_used, pool.num_idle, pool.num_free, self._queried, self._hits, self._evicted)
+
+    def begin(
+        self,
+        tokens: array[int],
+        *,
+        limit: int,
+        namespace: Hashable = None,
+        shared: PageTable | None = None,
+        headroom: int = 0,
+    ) -> PageTable | None:
+        """A table with room for all of `tokens`, its start taken from the cache.
+
+        limit: at most this many leading tokens may come from the cache. shared: a table made by `share`, which
+        holds the first tokens already and is used instead of a search. headroom: pages that must be left over.
+        Returns None, with nothing changed, when there are too few pages.
+        """
+        if shared is not None:
+            table, partial = self._from_shared(shared, limit)
+        else:
+            table, partial = self._from_tree(tokens, limit, namespace)
+        need = self.pages_for(len(tokens)) - len(table.pages)
+        if self.available < need + headroom:
+            self.free(table)
+            return None
+        self._grow(table, need)
+        full = table.cached
+        if partial is not None:
+            source, count = partial
+            table.copy = (source, table.pages[full // self.page_size])
+            table.cached = full + count
+        self._queried += len(tokens)
+        self._hits += table.cached
+        return table
+
+    def extend(self, table: PageTable, tokens: int) -> bool:
+        """Make room for `tokens` tokens in all. False, with nothing changed, when there are too few pages."""
+        need = self.pages_for(tokens) - len(table.pages)
+        if need <= 0:
+            return True
+        if self.available < need:
+            return False
+        self._grow(table, need)
+        return True
+
+    def publish(self, table: PageTable, tokens: array[int], computed: int) -> None:
+        """Name the pages filled by the first `computed` tokens, so that others can use them.
+
+        Where another sequence has published the same prefix first, this table changes to that page and gives up its
+        own: row invariance makes the two equal bit for bit.
+        """
+        if not self.enable_prefix_caching:
+            return
+        size = self.page_size
+        for i in range(table.published, computed // size):
+            page = table.pages[i]
+            node = self.tree.insert(table.cursor, tokens[i * size : (i + 1) * size].tobytes(), page, table.namespace)
+            if node.page != page:
+                self.pool.incref(node.page)
+                self.pool.decref(page)
+                table.pages[i] = node.page
+            table.cursor = node
+            table.published = i + 1
+
+    def share(self, table: PageTable, tokens: int) -> PageTable:
+        """A second reference to the pages of the first `tokens` tokens, to be passed to `begin` and then freed."""
+        pages = table.pages[: self.pages_for(tokens)]
+        for page in pages:
+            self.pool.incref(page)
+        full = tokens // self.page_size
+        return PageTable(table.namespace, pages, cached=tokens, published=min(table.published, full))
+
+    def free(self, table: PageTable) -> None:
+        """Give up all pages; published ones stay cached until they are evicted. The table is empty afterwards."""
+        pool = self.pool
+        idle = [page for page in table.pages if pool.decref(page) == 0 and pool.is_cached(page)]
+        if idle:
+            self.tree.idle(idle)
+        del table.pages[:]
+        table.cached = table.published = 0
+        table.copy = table.cursor = None
+
+    def next_page_key(self, table: PageTable, tokens: array[int], computed: int) -> tuple[int, bytes] | None:
+        """Identity of the full page that holds token `computed`: equal for two sequences that would compute the same.
+
+        None when that page is not a full one, or its prefix is not published: then nobody could take it over.
+        """
+        size = self.page_size
+        first = computed // size
+        if first != table.published or (first + 1) * size > len(tokens):
+            return None
+        parent = hash(table.namespace) if table.cursor is None else id(table.cursor)
+        return parent, tokens[first * size : (first + 1) * size].tobytes()
+
+    def reset(self) -> int:
+        """Drop every cached page that is not in use; returns how many."""
+        return self.tree.evict(self.pool.num_pages)
+
+    def check(self) -> None:
+        """Assert the invariants of pool and tree; for tests and soaks."""
+        self.pool.check(self.tree.cached_pages())
+
+    def _from_tree(
+        self, tokens: array[int], limit: int, namespace: Hashable
+    ) -> tuple[PageTable, tuple[int, int] | None]:
+        table = PageTable(namespace)
+        if not self.enable_prefix_caching or limit <= 0:
+            return table, None
+        match = self.tree.match(tokens[:limit], namespace)
+        for page in match.pages:
+            self.pool.incref(page)
+        table.pages.extend(match.pages)
+        table.cached, table.published = match.tokens, len(match.pages)
+        table.cursor = match.nodes[-1] if match.nodes else None
+        return table, match.partial
+
+    def _from_shared(self, shared: PageTable, limit: int) -> tuple[PageTable, tuple[int, int] | None]:
+        full, rest = divmod(min(limit, shared.cached), self.page_size)
+        pages = shared.pages[:full]
+        for page in pages:
+            self.pool.incref(page)
+        published = min(full, shared.published)
+        cursor = self.tree.node_of(pages[published - 1]) if published else None
+        table = PageTable(shared.namespace, pages, full * self.page_size, None, published, cursor)
+        return table, (shared.pages[full], rest) if rest else None
+
+    def _grow(self, table: PageTable, pages: int) -> None:
+        short = pages - self.pool.num_free
+        if short > 0:
+            evicted = self.tree.evict(short)
+            assert evicted == short, "idle pages that cannot be evicted"
+            self._evicted += evicted
+        alloc = self.pool.alloc
+        table.pages.extend([alloc() for _ in range(pages)])
+
+
+# Keys are sliced from arrays of C int; the tree's are i32.
+assert array("i").itemsize == TOKEN_BYTES
