@@ -32,10 +32,10 @@ def _q3_scales(packed: Blocks) -> NDArray[np.uint8]:
 
     Scale j has its low nibble in byte j % 8 (high nibble of it for j >= 8) and its top bits in byte 8 + j % 4.
     """
-    low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
     top = packed[:, 8:]
-    high = np.concatenate([(top >> shift) & 3 for shift in (0, 2, 4, 6)], axis=1) << 4
-    return np.bitwise_or(low, high, out=low)
+    scales: NDArray[np.uint8] = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
+    scales |= np.concatenate([(top >> shift) & 3 for shift in (0, 2, 4, 6)], axis=1) << 4
+    return scales
 
 
 def decode_q2_k(blocks: Blocks, out: Values) -> None:
