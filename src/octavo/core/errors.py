@@ -10,6 +10,7 @@
      │   └─ MemoryPlanError         the plan does not fit; says needed, available and what to lower
      └─ RequestError                one request cannot be served; the engine goes on
          ├─ InvalidParameterError   a sampling parameter is out of range
+         ├─ SamplingError           logits from which no token can be drawn; names the rows
          └─ ContextLengthError      prompt and answer do not fit the context window
 
 Every message says what was asked, what is possible, and the flag or field that changes it, in one line.
@@ -26,6 +27,7 @@ __all__ = [
     "ModelNotFoundError",
     "OctavoError",
     "RequestError",
+    "SamplingError",
     "UnsupportedModelError",
 ]
 
@@ -68,6 +70,17 @@ class RequestError(OctavoError, ValueError):
 
 class InvalidParameterError(RequestError):
     """A sampling parameter is out of its range."""
+
+
+class SamplingError(RequestError):
+    """Rows of logits from which no token can be drawn: NaN, +infinity, or -infinity everywhere.
+
+    rows: row index -> reason. The other rows of the batch are sound and can be sampled without these.
+    """
+
+    def __init__(self, rows: dict[int, str]) -> None:
+        super().__init__("; ".join(f"row {row}: {reason}" for row, reason in rows.items()))
+        self.rows = rows
 
 
 class ContextLengthError(RequestError):

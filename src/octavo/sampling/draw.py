@@ -1,0 +1,121 @@
+"""The draw itself: argmax of scaled logit + Gumbel noise over the tokens that are left (the Gumbel-max trick).
+
+The noise belongs to (seed, position, token id), so which token wins among a set does not depend on what the set was cut
+from; two distributions that share it agree as often as they can, which coupled speculation builds on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.sampling.filters import Survivors, scale
+from octavo.sampling.noise import block_gumbel, block_lanes, block_maxima, gumbel
+
+__all__ = ["Draw", "draw_tokens"]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+_DIRECT = 2048
+"""Up to this many survivors, noise for each costs less than a search by blocks."""
+_FIRST_BLOCKS = 8
+_SLACK = 1e-9
+"""Far above the rounding of one key (about 1e-14 at this scale): no block that could win is dropped."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One row to draw from.
+
+    row f32 [V] after processors, its block maxima f32 [blocks], survivors or None for all tokens.
+    """
+
+    row: F32
+    maxima: F32
+    survivors: Survivors | None
+    temperature: float
+    seed: int
+    position: int
+
+    @property
+    def top(self) -> np.float32:
+        return np.float32(self.maxima.max())
+
+
+def draw_tokens(draws: Sequence[Draw]) -> list[int]:
+    """One token id per draw. Rows share calls of the noise function, never values."""
+    if not draws:
+        return []
+    candidates: list[I64] = [np.empty(0, np.int64)] * len(draws)
+    wide: list[int] = []
+    for index, draw in enumerate(draws):
+        if draw.survivors is not None and len(draw.survivors.ids) <= _DIRECT:
+            candidates[index] = draw.survivors.ids
+        else:
+            wide.append(index)
+    if wide:
+        for index, ids in zip(wide, _search([_whole(draws[index]) for index in wide]), strict=True):
+            candidates[index] = ids
+    return [int(ids[np.argmax(keys)]) for ids, keys in zip(candidates, _keys(draws, candidates), strict=True)]
+
+
+def _whole(draw: Draw) -> Draw:
+    """The same draw with its survivors written into the row, all else at -inf."""
+    if draw.survivors is None:
+        return draw
+    row = np.full_like(draw.row, -np.inf)
+    row[draw.survivors.ids] = draw.row[draw.survivors.ids]
+    return Draw(row, block_maxima(row), None, draw.temperature, draw.seed, draw.position)
+
+
+def _search(draws: Sequence[Draw]) -> list[I64]:
+    """For each draw over all tokens: ids (ascending) among which the winner is, usually well below a thousand.
+
+    A block's bound is its largest scaled logit plus its largest noise. The blocks with the best bounds give a key that
+    the winner must reach; blocks whose bound stays below it are out.
+    """
+    blocks = [np.flatnonzero(draw.maxima > -np.inf) for draw in draws]
+    noise = _split(block_gumbel(*_lanes(draws, blocks))[0], blocks)
+    bounds = [scale(d.maxima[b], d.top, d.temperature) + n for d, b, n in zip(draws, blocks, noise, strict=True)]
+    first = [_tokens(d, b[_best(bound)]) for d, b, bound in zip(draws, blocks, bounds, strict=True)]
+    reached = [keys.max() for keys in _keys(draws, first)]
+    return [
+        _tokens(d, b[bound >= key - _SLACK]) for d, b, bound, key in zip(draws, blocks, bounds, reached, strict=True)
+    ]
+
+
+def _best(bounds: F64) -> I64:
+    if len(bounds) <= _FIRST_BLOCKS:
+        return np.arange(len(bounds))
+    return np.argpartition(bounds, -_FIRST_BLOCKS)[-_FIRST_BLOCKS:]
+
+
+def _tokens(draw: Draw, blocks: I64) -> I64:
+    lanes = np.sort(block_lanes(blocks), axis=None)
+    return np.asarray(lanes[: np.searchsorted(lanes, len(draw.row))])
+
+
+def _keys(draws: Sequence[Draw], ids: Sequence[I64]) -> list[F64]:
+    """Scaled logit + noise for the ids of each draw, in float64."""
+    noise = _split(gumbel(*_lanes(draws, ids)), ids)
+    return [scale(d.row[i], d.top, d.temperature) + n for d, i, n in zip(draws, ids, noise, strict=True)]
+
+
+def _lanes(draws: Sequence[Draw], lanes: Sequence[I64]) -> tuple[U64, U64, I64]:
+    """Seeds, positions and lanes of all draws end to end."""
+    lengths = [len(part) for part in lanes]
+    seeds = np.array([draw.seed for draw in draws], np.uint64)
+    positions = np.array([draw.position for draw in draws], np.uint64)
+    if len(draws) == 1:
+        return seeds, positions, lanes[0]
+    return np.repeat(seeds, lengths), np.repeat(positions, lengths), np.concatenate(lanes)
+
+
+def _split(values: F64, like: Sequence[I64]) -> list[F64]:
+    return np.split(values, np.cumsum([len(part) for part in like])[:-1])
