@@ -105,7 +105,7 @@ def _cpu_quota(level: Path) -> float | None:
     """Quota / period of one level, in CPUs."""
     text = read_text(level / "cpu.max")
     if text is not None:
-        quota, period = (text.split() + ["100000"])[:2] if text else ("max", "100000")
+        quota, period = [*text.split(), "max", "100000"][:2]
     else:
         quota = read_text(level / "cpu.cfs_quota_us") or "-1"
         period = read_text(level / "cpu.cfs_period_us") or "100000"

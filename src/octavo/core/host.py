@@ -199,8 +199,6 @@ def _cpuinfo(root: Path) -> dict[str, str]:
         name, separator, value = line.partition(":")
         if separator:
             fields.setdefault(name.strip(), value.strip())
-    if not fields.get("model name", "x").strip("0- "):
-        del fields["model name"]
     return fields
 
 

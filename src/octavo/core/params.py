@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,15 +66,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        if self.stop is None or isinstance(self.stop, str):
-            set_(self, "stop", (self.stop,) if self.stop is not None else ())
-        set_(self, "stop", tuple(self.stop))
-        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop: Any = self.stop  # callers may also give one string, a list or None
+        set_(self, "stop", (stop,) if isinstance(stop, str) else _listed("stop", stop))
+        set_(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise InvalidParameterError(f"logit_bias must map token ids to numbers, not {_shown(self.logit_bias)}")
         set_(self, "logit_bias", dict(self.logit_bias or {}))
         if self.top_k == -1:
             set_(self, "top_k", 0)
         self._check_numbers()
-        self._check_lists()
+        self._check_lists_and_switches()
 
     @property
     def greedy(self) -> bool:
@@ -100,7 +101,9 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
 
-    def _check_lists(self) -> None:
+    def _check_lists_and_switches(self) -> None:
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _switch(name, getattr(self, name))
         if len(self.stop) > MAX_STOP:
             raise InvalidParameterError(f"stop has {len(self.stop)} strings; at most {MAX_STOP} are possible")
         if not all(isinstance(s, str) and s for s in self.stop):
@@ -116,13 +119,34 @@ class SamplingParams:
             _number("logit_bias value", bias, -100.0, 100.0)
 
 
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple | set | frozenset | None):
+        raise InvalidParameterError(f"{name} must be a list, not {_shown(value)}")
+    return tuple(value or ())
+
+
+def _switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidParameterError(f"{name} must be true or false, not {_shown(value)}")
+
+
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidParameterError(f"{name} must be an integer between {low} and {high}, not {value!r}")
+        raise InvalidParameterError(f"{name} must be an integer between {low} and {high}, not {_shown(value)}")
 
 
 def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN fails every comparison, so the range check refuses it, too.
     if not ok or not low <= value <= high or (low_open and value == low):
         bracket = "(" if low_open else "["
-        raise InvalidParameterError(f"{name} must be a number in {bracket}{low}, {high}], not {value!r}")
+        raise InvalidParameterError(f"{name} must be a number in {bracket}{low}, {high}], not {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """A short repr for messages; Python refuses to write integers of more than 4300 digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a huge number"
+    return text if len(text) <= 80 else f"{text[:76]} ..."
