@@ -237,11 +237,11 @@ def _read_array(cursor: _Cursor) -> NDArray[Any] | StringArray:
 def _read_strings(cursor: _Cursor) -> StringArray:
     count = cursor.count("strings", 8)
     start = cursor.position
-    starts, ends = scan_strings(cursor.buffer[start:], count)
+    starts, end = scan_strings(cursor.buffer[start:], count)
     if len(starts) < count:
         raise cursor.error(f"holds {count} strings of which number {len(starts)} runs past the end of the file")
-    cursor.take(int(ends[-1]) if count else 0)
-    return StringArray(cursor.buffer[start : cursor.position], starts, ends, f"{cursor.source}: {cursor.part}")
+    cursor.take(end)
+    return StringArray(cursor.buffer[start : cursor.position], starts, f"{cursor.source}: {cursor.part}")
 
 
 def _read_tensor_table(cursor: _Cursor, count: int) -> list[TensorInfo]:
