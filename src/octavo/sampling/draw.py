@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,12 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+Number = TypeVar("Number", np.float64, np.int64)
 
-_DIRECT = 2048
+_DIRECT = 1024
 """Up to this many survivors, noise for each costs less than a search by blocks."""
 _FIRST_BLOCKS = 8
+_FIRST_TOKENS = 64
 _SLACK = 1e-9
 """Far above the rounding of one key (about 1e-14 at this scale): no block that could win is dropped."""
 
@@ -62,7 +65,7 @@ def draw_tokens(draws: Sequence[Draw]) -> list[int]:
     if wide:
         for index, ids in zip(wide, _search([_whole(draws[index]) for index in wide]), strict=True):
             candidates[index] = ids
-    return [int(ids[np.argmax(keys)]) for ids, keys in zip(candidates, _keys(draws, candidates), strict=True)]
+    return [int(ids[keys.argmax()]) for ids, keys in zip(candidates, _keys(draws, candidates), strict=True)]
 
 
 def _whole(draw: Draw) -> Draw:
@@ -75,30 +78,50 @@ def _whole(draw: Draw) -> Draw:
 
 
 def _search(draws: Sequence[Draw]) -> list[I64]:
-    """For each draw over all tokens: ids (ascending) among which the winner is, usually well below a thousand.
+    """For each draw over all tokens: ids among which the winner is for certain, a few hundred as a rule.
 
-    A block's bound is its largest scaled logit plus its largest noise. The blocks with the best bounds give a key that
-    the winner must reach; blocks whose bound stays below it are out.
+    A block's bound is its largest scaled logit plus its largest noise; a token's is its own logit plus the latter. Keys
+    that are cheap to have (those of the champions, and of the tokens with the best bounds) give a value that the winner
+    must reach; tokens whose bound stays below it are out.
     """
     blocks = [np.flatnonzero(draw.maxima > -np.inf) for draw in draws]
-    noise = _split(block_gumbel(*_lanes(draws, blocks))[0], blocks)
+    flat_noise, flat_champions = block_gumbel(*_lanes(draws, blocks))
+    noise, champions = _split(flat_noise, blocks), _split(flat_champions, blocks)
     bounds = [scale(d.maxima[b], d.top, d.temperature) + n for d, b, n in zip(draws, blocks, noise, strict=True)]
-    first = [_tokens(d, b[_best(bound)]) for d, b, bound in zip(draws, blocks, bounds, strict=True)]
-    reached = [keys.max() for keys in _keys(draws, first)]
-    return [
-        _tokens(d, b[bound >= key - _SLACK]) for d, b, bound, key in zip(draws, blocks, bounds, reached, strict=True)
-    ]
+    first = []
+    for draw, block, extra, bound in zip(draws, blocks, noise, bounds, strict=True):
+        best = _largest(bound, _FIRST_BLOCKS)
+        ids, reach = _tokens(draw, block[best], extra[best])
+        first.append(ids[_largest(reach, _FIRST_TOKENS)])
+    rest = []
+    for index, keys in enumerate(_keys(draws, first)):
+        draw, extra = draws[index], noise[index]
+        least = max(keys.max(), _champion_key(draw, champions[index], extra)) - _SLACK
+        near = bounds[index] >= least
+        ids, reach = _tokens(draw, blocks[index][near], extra[near])
+        rest.append(ids[reach >= least])
+    return rest
 
 
-def _best(bounds: F64) -> I64:
-    if len(bounds) <= _FIRST_BLOCKS:
-        return np.arange(len(bounds))
-    return np.argpartition(bounds, -_FIRST_BLOCKS)[-_FIRST_BLOCKS:]
+def _champion_key(draw: Draw, champions: I64, noise: F64) -> float:
+    """The best key among the lanes that have their block's largest noise; -inf if none is a token."""
+    real = champions < len(draw.row)
+    keys = scale(draw.row[champions[real]], draw.top, draw.temperature) + noise[real]
+    return float(keys.max(initial=-np.inf))
 
 
-def _tokens(draw: Draw, blocks: I64) -> I64:
-    lanes = np.sort(block_lanes(blocks), axis=None)
-    return np.asarray(lanes[: np.searchsorted(lanes, len(draw.row))])
+def _largest(values: F64, count: int) -> I64:
+    """Indices of `count` of the largest values, in no order."""
+    return np.argpartition(values, -count)[-count:] if count < len(values) else np.arange(len(values))
+
+
+def _tokens(draw: Draw, blocks: I64, noise: F64) -> tuple[I64, F64]:
+    """(ids of the tokens in the blocks, each one's scaled logit + its block's largest noise)."""
+    lanes = block_lanes(blocks)
+    inside = lanes < len(draw.row)
+    ids = lanes[inside]
+    reach = np.broadcast_to(noise[:, None], lanes.shape)[inside]
+    return ids, scale(draw.row[ids], draw.top, draw.temperature) + reach
 
 
 def _keys(draws: Sequence[Draw], ids: Sequence[I64]) -> list[F64]:
@@ -117,5 +140,5 @@ def _lanes(draws: Sequence[Draw], lanes: Sequence[I64]) -> tuple[U64, U64, I64]:
     return np.repeat(seeds, lengths), np.repeat(positions, lengths), np.concatenate(lanes)
 
 
-def _split(values: F64, like: Sequence[I64]) -> list[F64]:
+def _split(values: NDArray[Number], like: Sequence[I64]) -> list[NDArray[Number]]:
     return np.split(values, np.cumsum([len(part) for part in like])[:-1])

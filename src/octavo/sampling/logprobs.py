@@ -1,17 +1,18 @@
 """Log-probabilities of the raw model distribution: softmax of the logits before any processor, temperature or filter.
 
-Natural logarithms in float64. Rank 1 is the most likely token; equal logits rank by id, the lower first.
+Natural logarithms; the sum over the vocabulary adds float32 exponentials in float64 (error about 1e-7). Rank 1 is the most likely token; equal logits rank by id, the lower first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.errors import SamplingError
-from octavo.sampling.filters import top_ids
+from octavo.sampling.filters import top_ids, weights
 
 __all__ = ["Ranked", "fault", "log_sum", "prompt_logprobs", "rank_of", "row_logprobs"]
 
@@ -22,9 +23,9 @@ Ranked = tuple[int, float, int]
 
 
 def log_sum(row: F32) -> float:
-    """log(sum(exp(row))) of row f32 [V], in float64."""
-    top = float(row.max())
-    return top + float(np.log(np.exp(row - np.float64(top)).sum()))
+    """log(sum(exp(row))) of row f32 [V]."""
+    top = row.max()
+    return float(top) + math.log(weights(row, top, 1.0).sum(dtype=np.float64))
 
 
 def rank_of(row: F32, token: int) -> int:

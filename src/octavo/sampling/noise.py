@@ -14,21 +14,23 @@ What a second implementation must do to give the same bits:
   fused multiply-adds; no mathematics library is involved. So all of this module is exact, log included.
 
 **Gumbel noise in blocks.** `gumbel` is -log(E) with E exponential of rate 1, independent for every lane, but E is made
-so that the smallest E of 64 lanes is known without looking at them. Exponential variables have no memory: the least of
-64 is an exponential B divided by 64, it falls on a uniformly chosen lane (the champion), and what the other 63 have
-above it is again exponential, rate 1, independent. So, for a block of 64 lanes,
+so that the smallest E of 256 lanes is known without looking at them. Exponential variables have no memory: the least of
+256 is an exponential B divided by 256, it falls on a uniformly chosen lane (the champion), and what the other 255 have
+above it is again exponential, rate 1, independent. So, for a block of 256 lanes,
 
-    E(champion) = B / 64,        E(any other lane) = B / 64 + e(lane).
+    E(champion) = B / 256,        E(any other lane) = B / 256 + e(lane).
 
-B and the champion come from the stream BLOCK under the block's number, e from the stream LANE under the lane's. A
-search for the best logit + gumbel then needs one draw for each block and those lanes alone whose block can still win.
-Lane l is member (l >> 9) & 63 of block (l >> 15) * 512 + (l & 511): the members of neighbouring blocks are neighbours
-in memory, so that the maxima of all blocks are vertical maxima of vectors.
+B comes from words 0 and 1 and the champion from the top 8 bits of word 2 of the block's draw (stream BLOCK, the block's
+number as lane), e from the lane's own draw (stream LANE). A search for the best logit + gumbel then draws once for each
+block and once for each lane whose logit plus its block's largest noise reaches the best key known: about 256 lanes on
+average, whatever the logits are, so for V tokens V / 256 + 256 draws instead of V.
+Lane l is member (l >> 7) & 255 of block (l >> 15) * 128 + (l & 127): neighbouring lanes are in neighbouring blocks, so
+that the maxima of all blocks are vertical maxima of vectors.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +59,8 @@ STREAM_FORK: Final = 2
 STREAM_USER: Final = 3
 """First number free for other users of `uniform` (acceptance tests of speculation, for one)."""
 
-BLOCK_MEMBERS: Final = 64
-_BLOCKS: Final = 512  # blocks side by side: 64 * 512 lanes form one slab
+BLOCK_MEMBERS: Final = 256
+_BLOCKS: Final = 128  # blocks side by side: 256 * 128 lanes form one slab
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
@@ -86,12 +88,11 @@ def philox(seed: Integers, position: Integers, lane: Integers, stream: int) -> U
     return words.reshape(4, *shape)
 
 
-def _u64(value: Integers, shape: tuple[int, ...]) -> U64:
+def _u64(value: Integers, shape: tuple[Any, ...]) -> U64:
     """One element [1] for a scalar (the rounds broadcast it), else all of them [count]."""
     if isinstance(value, int):  # a seed may exceed the range of int64
         return np.array([value & 0xFFFFFFFFFFFFFFFF], np.uint64)
-    array = np.asarray(value)
-    array = array.astype(np.uint64) if array.dtype != np.uint64 else array
+    array: U64 = np.asarray(value).astype(np.uint64, copy=False)
     return array.reshape(1) if array.size == 1 else np.broadcast_to(array, shape).reshape(-1)
 
 
@@ -126,7 +127,7 @@ def _unit(words: U64) -> F64:
 
 
 def gumbel(seed: Integers, position: Integers, lane: Integers) -> F64:
-    """Standard Gumbel noise of each lane (token id), f64; between -3.7 and 41.
+    """Standard Gumbel noise of each lane (token id), f64; between -3.7 and 42.3.
 
     argmax over tokens of logit + gumbel is a sample of softmax(logits) (Gumbel-max).
     """
@@ -134,7 +135,7 @@ def gumbel(seed: Integers, position: Integers, lane: Integers) -> F64:
     words = philox(seed, position, block_of(lanes), STREAM_BLOCK)
     least = -log(_unit(words)) * (1.0 / BLOCK_MEMBERS)
     own = -log(_unit(philox(seed, position, lanes, STREAM_LANE)))
-    champion = ((lanes >> 9) & (BLOCK_MEMBERS - 1)) == (words[2] >> np.uint64(26)).astype(np.int64)
+    champion = ((lanes >> 7) & (BLOCK_MEMBERS - 1)) == (words[2] >> np.uint64(24)).astype(np.int64)
     return -log(np.where(champion, least, least + own))
 
 
@@ -146,7 +147,7 @@ def block_gumbel(seed: Integers, position: Integers, block: Integers) -> tuple[F
     blocks = np.asarray(block, np.int64)
     words = philox(seed, position, blocks, STREAM_BLOCK)
     top = -log(-log(_unit(words)) * (1.0 / BLOCK_MEMBERS))
-    return top, _first_lane(blocks) + (words[2] >> np.uint64(26)).astype(np.int64) * _BLOCKS
+    return top, _first_lane(blocks) + (words[2] >> np.uint64(24)).astype(np.int64) * _BLOCKS
 
 
 def block_of(lane: I64) -> I64:
@@ -155,12 +156,12 @@ def block_of(lane: I64) -> I64:
 
 
 def block_lanes(block: I64) -> I64:
-    """i64 [n] -> i64 [n, 64]: the lanes of each block, ascending; some may lie past the end of a vocabulary."""
+    """i64 [n] -> i64 [n, 256]: the lanes of each block, ascending; some may lie past the end of a vocabulary."""
     return np.asarray(_first_lane(block)[:, None] + np.arange(BLOCK_MEMBERS) * _BLOCKS)
 
 
 def _first_lane(block: I64) -> I64:
-    return ((block >> 9) << 15) + (block & (_BLOCKS - 1))
+    return ((block >> 7) << 15) + (block & (_BLOCKS - 1))
 
 
 def block_maxima(row: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -184,7 +185,7 @@ def derive_seed(seed: int, index: int) -> int:
     return (int(words[1]) << 32) | int(words[0])
 
 
-_SQRT_HALF_BITS = np.int64(0x3FE6A09E667F3BCD)
+_SQRT_HALF_BITS: Final = np.int64(0x3FE6A09E667F3BCD)
 _LN2_HIGH: Final = float.fromhex("0x1.62e42fefa3800p-1")  # 42 bits: e * high is exact
 _LN2_LOW: Final = float.fromhex("0x1.ef35793c76730p-45")
 _ATANH: Final = tuple(1.0 / odd for odd in range(21, 1, -2))  # 1/21, 1/19, ... 1/3
