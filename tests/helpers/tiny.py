@@ -171,7 +171,10 @@ def tiny_tensors(spec: TinySpec) -> dict[str, NDArray[np.float32]]:
 
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     tensors = {"token_embd.weight": 2 * matrix(spec.vocab, spec.hidden), "output_norm.weight": vector(spec.hidden, 1.0)}
-    if not spec.tied:
+    if spec.tied:
+        # Random signs, or a tied head would name the token that was fed, whatever the layers do.
+        tensors["output_norm.weight"] *= rng.choice((-1, 1), spec.hidden).astype(np.float32)
+    else:
         tensors["output.weight"] = 2 * matrix(spec.vocab, spec.hidden)
     for layer in range(spec.layers):
         block: dict[str, NDArray[np.float32]] = {
