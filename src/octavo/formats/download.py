@@ -12,6 +12,7 @@ import hashlib
 import http.client
 import os
 import re
+import shutil
 import ssl
 import time
 import urllib.error
@@ -24,7 +25,7 @@ from typing import Protocol
 
 from octavo.core.errors import DownloadError
 
-__all__ = ["Progress", "Silent", "Transport", "fetch_file", "local_path", "root_cause"]
+__all__ = ["Progress", "Silent", "Transport", "check_space", "fetch_file", "local_path", "part_bytes", "root_cause"]
 
 CHUNK_BYTES = 1 << 18
 ATTEMPTS = 5  # in a row without a new byte; a connection that brings some starts the count again
@@ -121,6 +122,23 @@ def local_path(url: str) -> Path | None:
     return Path(urllib.request.url2pathname(parts.path))
 
 
+def part_bytes(target: Path) -> int:
+    """How much of target an interrupted download has left."""
+    part = _part_of(target)
+    return part.stat().st_size if part.exists() else 0
+
+
+def check_space(name: str, needed_bytes: int, folder: Path) -> None:
+    """Raises DownloadError if the file system of folder, which is made, has no room for so many more bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise DownloadError(
+            f"{name} needs {needed_bytes / 1e6:.0f} MB of disk space and {folder} has {free_bytes / 1e6:.0f} MB; "
+            "make room, or name another folder with OCTAVO_MODELS"
+        )
+
+
 def fetch_file(
     url: str,
     target: Path,
@@ -160,7 +178,7 @@ class _Transfer:
         self, url: str, target: Path, size: int | None, transport: Transport, on_bytes: Callable[[int], None]
     ) -> None:
         self.url, self.size, self.transport, self.on_bytes = url, size, transport, on_bytes
-        self.part = target.with_name(target.name + ".part")
+        self.part = _part_of(target)
         self.hasher = hashlib.sha256()
         self.done = 0
 
@@ -276,6 +294,10 @@ def _writing() -> Iterator[None]:
         raise _LocalError from error
     except _NetworkError as error:
         raise error.error from None
+
+
+def _part_of(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
 
 
 def _hopeless(error: Exception) -> bool:

@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 
 from octavo.core.errors import DownloadError, ModelNotFoundError, OctavoError
-from octavo.formats.download import Progress, Transport, fetch_file, root_cause
-from octavo.formats.hub_names import HubReference, choose_file
+from octavo.formats.download import Progress, Transport, check_space, fetch_file, part_bytes, root_cause
+from octavo.formats.hub_names import HubReference, choose_file, pieces_of
 from octavo.formats.store import ModelStore
 
 __all__ = ["HubFile", "HubListing", "fetch_from_hub", "list_repository"]
@@ -52,38 +52,46 @@ def list_repository(repo: str) -> HubListing:
 
 
 def fetch_from_hub(reference: HubReference, store: ModelStore, progress: Progress) -> str:
-    """Download the file that a reference means, under its repository's name in the store; return its name there.
+    """Download the file that a reference means, or all of a split one; return its (first) name in the store.
 
-    Raises ModelNotFoundError, DownloadError, UnsupportedModelError.
+    Files lie under their repository's name. Raises ModelNotFoundError, DownloadError.
     """
+    listing = list_repository(reference.repo)
+    known = {file.path: file for file in listing.files}
+    first = choose_file(reference, list(known))
+    missing = [path for path in pieces_of(first) if path not in known]
+    if missing:
+        raise DownloadError(f"{reference.repo} lacks {', '.join(missing)}, which {first} needs")
+    for path in pieces_of(first):
+        _fetch_one(listing, known[path], store, progress)
+    return f"{reference.repo}:{first}"
+
+
+def _fetch_one(listing: HubListing, file: HubFile, store: ModelStore, progress: Progress) -> None:
     from huggingface_hub import hf_hub_url
 
-    listing = list_repository(reference.repo)
-    path = choose_file(reference, [file.path for file in listing.files])
-    file = next(file for file in listing.files if file.path == path)
-    target = store.path(f"{reference.repo}/{path}")
-    name = f"{reference.repo}:{path}"
-    staging = store.partial_folder(name)
-    url = hf_hub_url(reference.repo, path, revision=listing.commit, endpoint=_endpoint())
+    name = f"{listing.repo}:{file.path}"
+    target, staging = store.path(f"{listing.repo}/{file.path}"), store.partial_folder(name)
+    url = hf_hub_url(listing.repo, file.path, revision=listing.commit, endpoint=_endpoint())
     transport = Transport(ca_file=_ca_file(), headers=_headers())
+    size, sha256 = file.size_bytes, file.sha256
     with store.lock(name, lambda: progress.note(f"another process is downloading {name}; waiting for it")):
-        if store.is_verified(target, file.sha256):
-            return name
-        progress.begin(path.rsplit("/", 1)[-1], file.size_bytes)
+        if store.is_verified(target, sha256):
+            return
+        arrived = staging / target.name
+        check_space(name, (size or 0) - part_bytes(arrived), staging)
+        progress.begin(target.name, size)
         try:
-            arrived = staging / target.name
             digest = fetch_file(
-                url, arrived, size_bytes=file.size_bytes, sha256=file.sha256, transport=transport,
-                on_bytes=progress.update,
-            )  # fmt: skip
+                url, arrived, size_bytes=size, sha256=sha256, transport=transport, on_bytes=progress.update
+            )
         finally:
             progress.end()
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(arrived, target)
-        origin = f"Hugging Face {reference.repo} at {listing.commit[:12]}"
+        origin = f"Hugging Face {listing.repo} at {listing.commit[:12]}"
         store.register(target, name=name, origin=origin, sha256=digest, licence=listing.licence)
         staging.rmdir()
-    return name
 
 
 def _endpoint() -> str | None:

@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.core.errors import ModelNotFoundError, UnsupportedModelError
+from octavo.core.errors import ModelNotFoundError
 
-__all__ = ["HubReference", "choose_file", "quant_of"]
+__all__ = ["HubReference", "choose_file", "pieces_of", "quant_of"]
 
 PREFERENCE = ("Q4_K_M", "Q4_0", "Q8_0", "Q4_1", "Q4_K_S", "Q5_K_M", "Q6_K", "Q5_0", "Q3_K_M", "BF16", "F16")
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _REPOSITORY = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<wanted>[^:]+))?")
 _QUANT = re.compile(
-    r"(?<![A-Za-z0-9])((?:I?Q[1-8](?:_[A-Z0-9]+)*)|BF16|F16|F32|FP16|FP32|MXFP4|TQ[12]_0)(?![A-Za-z0-9])", re.I
+    r"(?<![A-Za-z0-9])(I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32|FP16|FP32|MXFP4|TQ[12]_0)(?![A-Za-z0-9])", re.IGNORECASE
 )
-_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.I)
+_PIECE = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,26 @@ class HubReference:
 def quant_of(filename: str) -> str | None:
     """The quantization that a file name states, in upper case: "Q4_K_M" of "model-q4_k_m.gguf"."""
     found = _QUANT.findall(filename.rsplit("/", 1)[-1].removesuffix(".gguf"))
-    return found[-1].upper() if found else None
+    return str(found[-1]).upper() if found else None
+
+
+def pieces_of(path: str) -> list[str]:
+    """All files of a split model, in order, from the name of any (NAME-00001-of-00003.gguf); else the path alone."""
+    piece = _PIECE.fullmatch(path)
+    if piece is None:
+        return [path]
+    count = int(piece["count"])
+    return [f"{piece['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
 
 
 def choose_file(reference: HubReference, paths: Sequence[str]) -> str:
-    """The one .gguf file that a reference means.
+    """The one .gguf file that a reference means; of a split model, its first piece.
 
     An exact path or file name; else a quantization in any case; else, with nothing wanted, the only file or the
     first of PREFERENCE that there is.
-    Raises ModelNotFoundError listing what there is, UnsupportedModelError for a file split into several.
+    Raises ModelNotFoundError listing what there is.
     """
-    ggufs = [path for path in paths if path.lower().endswith(".gguf")]
+    ggufs = [path for path in paths if path.lower().endswith(".gguf") and pieces_of(path)[0] == path]
     if not ggufs:
         raise ModelNotFoundError(f"{reference.repo} has no .gguf file; look for a repository that has (often ...-GGUF)")
     models = [path for path in ggufs if not path.rsplit("/", 1)[-1].lower().startswith("mmproj")]
@@ -65,13 +74,18 @@ def choose_file(reference: HubReference, paths: Sequence[str]) -> str:
         found = [path for path in ggufs if wanted in (path, path.rsplit("/", 1)[-1])]
         found = found or [path for path in models if _names_quant(path, wanted)]
     if len(found) == 1:
-        return _whole(found[0])
-    if found and len({_SHARD.sub("", path) for path in found}) == 1:
-        return _whole(found[0])  # raises: the pieces of one split file
-    asked = f"{str(reference)!r} means {len(found)} files" if found else f"{str(reference)!r} means no file for sure"
-    asked = asked if reference.wanted is None or found else f"{reference.repo} has no {reference.wanted!r}"
-    choices = ", ".join(found or ggufs)
-    raise ModelNotFoundError(f"{asked}; name one as {reference.repo}:FILE, of: {choices}")
+        return found[0]
+    raise _not_one(reference, found, ggufs)
+
+
+def _not_one(reference: HubReference, found: Sequence[str], ggufs: Sequence[str]) -> ModelNotFoundError:
+    if found:
+        problem = f"{reference} means {len(found)} files"
+    elif reference.wanted is None:
+        problem = f"{reference} has {len(ggufs)} files and none of a usual quantization"
+    else:
+        problem = f"{reference.repo} has no {reference.wanted!r}"
+    return ModelNotFoundError(f"{problem}; name one as {reference.repo}:FILE, of: {', '.join(found or ggufs)}")
 
 
 def _preferred(models: Sequence[str]) -> list[str]:
@@ -85,15 +99,6 @@ def _preferred(models: Sequence[str]) -> list[str]:
 def _names_quant(path: str, wanted: str) -> bool:
     name = path.rsplit("/", 1)[-1]
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", name, re.IGNORECASE) is not None
-
-
-def _whole(path: str) -> str:
-    shard = _SHARD.search(path)
-    if shard:
-        raise UnsupportedModelError(
-            f"{path} is one of {int(shard[1])} pieces of a split model; name a file in one piece"
-        )
-    return path
 
 
 def _is_plain_path(text: str) -> bool:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from octavo.core.errors import DownloadError, ModelNotFoundError
 from octavo.formats.catalog import CATALOG, DEFAULT_MODEL, CatalogModel
+from octavo.formats.hub_names import HubReference, choose_file, pieces_of
 from octavo.formats.store import ModelStore, StoredModel, file_sha256
 
 if TYPE_CHECKING:
     from octavo.formats.download import Progress
-    from octavo.formats.hub_names import HubReference
 
 __all__ = ["KINDS", "is_reference", "resolve"]
 
@@ -44,7 +44,7 @@ def resolve(
     try:
         if reference in CATALOG:
             return _catalog_file(CATALOG[reference], store, download, progress)
-        hub = None if _looks_like_path(reference) else _hub_reference(reference)
+        hub = None if _looks_like_path(reference) else HubReference.parse(reference)
         if hub is not None:
             return _hub_file(hub, store, download, progress)
         stored = store.find(reference) if "\0" not in reference else None
@@ -65,7 +65,7 @@ def is_reference(text: str, store: ModelStore | None = None) -> bool:
         return True
     if not text or len(text) > 512 or not text.isprintable() or text != text.strip():
         return False
-    if "/" in text and (Path(text).expanduser().exists() or (" " not in text and _hub_reference(text) is not None)):
+    if "/" in text and (Path(text).expanduser().exists() or (" " not in text and HubReference.parse(text) is not None)):
         return True
     return (store or ModelStore.default()).find(text) is not None
 
@@ -78,9 +78,10 @@ def _existing_path(reference: str) -> Path | None:
     try:
         if path.is_file():
             return path
-        ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else []
+        found = sorted(path.glob("*.gguf")) if path.is_dir() else []
     except OSError as error:
         raise ModelNotFoundError(f"{reference!r} cannot be a path: {error.strerror}") from error
+    ggufs = [each for each in found if each.name == pieces_of(each.name)[0]]
     if len(ggufs) > 1:
         raise ModelNotFoundError(
             f"{path} has {len(ggufs)} models; name one of: {', '.join(each.name for each in ggufs)}"
@@ -91,12 +92,6 @@ def _existing_path(reference: str) -> Path | None:
 def _looks_like_path(reference: str) -> bool:
     rooted = reference.startswith(("/", "./", "../", "~"))
     return rooted or (reference.lower().endswith(".gguf") and ":" not in reference)
-
-
-def _hub_reference(reference: str) -> HubReference | None:
-    from octavo.formats.hub_names import HubReference
-
-    return HubReference.parse(reference)
 
 
 def _catalog_file(model: CatalogModel, store: ModelStore, download: bool, progress: Progress | None) -> Path:
@@ -128,8 +123,6 @@ def _verify(path: Path, model: CatalogModel, store: ModelStore, progress: Progre
 
 
 def _hub_file(reference: HubReference, store: ModelStore, download: bool, progress: Progress | None) -> Path:
-    from octavo.formats.hub_names import choose_file
-
     prefix = f"{reference.repo}:"
     here = {
         model.name.removeprefix(prefix): model
@@ -155,14 +148,19 @@ def _hub_file(reference: HubReference, store: ModelStore, download: bool, progre
 
 
 def _is_sound(model: StoredModel, store: ModelStore) -> bool:
-    """Whether a stored file is still the one that was verified; a changed time alone costs one more hash."""
-    record = model.record
-    assert record is not None
-    if store.is_verified(model.path):
-        return True
-    if model.size_bytes != record.size_bytes or file_sha256(model.path) != record.sha256:
+    """Whether the stored files are all there and still those that were verified."""
+    whole = len(model.paths) == len(pieces_of(model.path.name))
+    return whole and all(_is_same(path, store) for path in model.paths)
+
+
+def _is_same(path: Path, store: ModelStore) -> bool:
+    """Whether a file is the one of its record; a changed time alone costs one more hash."""
+    record = store.record(path)
+    if record is None or store.is_verified(path):
+        return record is not None
+    if path.stat().st_size != record.size_bytes or file_sha256(path) != record.sha256:
         return False
-    store.register(model.path, name=record.name, origin=record.origin, sha256=record.sha256, licence=record.licence)
+    store.register(path, name=record.name, origin=record.origin, sha256=record.sha256, licence=record.licence)
     return True
 
 

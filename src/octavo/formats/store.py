@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 
 from octavo.core.env import env
 from octavo.core.errors import ModelError, ModelNotFoundError
+from octavo.formats.hub_names import pieces_of
 
 __all__ = ["ModelStore", "Partial", "Record", "Removed", "StoredModel", "file_sha256"]
 
@@ -55,12 +56,20 @@ class Record:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model file in the folder; `record` is None for a file that Octavo did not put there."""
+    """A model in the folder: one file, or the pieces of a split one in order.
+
+    size_bytes is of all pieces; `record` is that of the first, None for a file that Octavo did not put there.
+    """
 
     name: str
-    path: Path
+    paths: tuple[Path, ...]
     size_bytes: int
     record: Record | None
+
+    @property
+    def path(self) -> Path:
+        """The file to open."""
+        return self.paths[0]
 
 
 @dataclass(frozen=True)
@@ -100,14 +109,17 @@ class ModelStore:
         return self.root.joinpath(*parts)
 
     def models(self) -> list[StoredModel]:
-        """The model files in the folder, by name."""
+        """The models in the folder, by name."""
         found = []
         for path in self.root.rglob("*.gguf"):
             relative = path.relative_to(self.root)
-            if path.is_file() and not any(part.startswith(".") for part in relative.parts):
-                record = self.record(path)
-                name = record.name if record else relative.as_posix()
-                found.append(StoredModel(name, path, path.stat().st_size, record))
+            names = pieces_of(path.name)
+            if path.name != names[0] or not path.is_file() or any(part.startswith(".") for part in relative.parts):
+                continue
+            paths = tuple(each for each in map(path.with_name, names) if each.is_file())
+            record = self.record(path)
+            name = record.name if record else relative.as_posix()
+            found.append(StoredModel(name, paths, sum(each.stat().st_size for each in paths), record))
         return sorted(found, key=lambda model: model.name.lower())
 
     def find(self, name: str) -> StoredModel | None:
@@ -173,12 +185,12 @@ class ModelStore:
     def _remove(self, name: str, model: StoredModel | None) -> Removed:
         paths: list[Path] = []
         freed = 0
-        if model is not None:
-            freed += model.path.lstat().st_size
-            model.path.unlink()
-            _record_path(model.path).unlink(missing_ok=True)
-            _remove_empty_folders(model.path.parent, self.root)
-            paths.append(model.path)
+        for path in model.paths if model is not None else ():
+            freed += path.lstat().st_size
+            path.unlink()
+            _record_path(path).unlink(missing_ok=True)
+            _remove_empty_folders(path.parent, self.root)
+            paths.append(path)
         for partial in self.partials():
             if partial.name == name or (model is not None and partial.name == model.name):
                 shutil.rmtree(partial.folder)

