@@ -92,7 +92,7 @@ def nucleus(w: F32, top_p: float) -> I64:
     parts = [sure]
     while len(band) > _SORT_AT_MOST:
         values = w[band]
-        upper = values >= np.sqrt(values.min() * values.max()) if values.min() > 0 else values > 0
+        upper = values >= np.sqrt(values.min()) * np.sqrt(values.max()) if values.min() > 0 else values > 0
         above, inside = band[upper], float(values[upper].sum(dtype=np.float64))
         if not 0 < len(above) < len(band):
             break  # all equal, or next to it

@@ -1,6 +1,7 @@
 """Log-probabilities of the raw model distribution: softmax of the logits before any processor, temperature or filter.
 
-Natural logarithms; the sum over the vocabulary adds float32 exponentials in float64 (error about 1e-7). Rank 1 is the most likely token; equal logits rank by id, the lower first.
+Natural logarithms; the sum over the vocabulary adds float32 exponentials in float64 (error about 1e-7).
+Rank 1 is the most likely token; equal logits rank by id, the lower first.
 """
 
 from __future__ import annotations
