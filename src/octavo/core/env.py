@@ -24,7 +24,7 @@ __all__ = ["BACKENDS", "ISA_TIERS", "TABLE", "Variable", "check_environment", "e
 
 PREFIX = "OCTAVO_"
 BACKENDS = ("native", "reference")
-ISA_TIERS = ("auto", "portable", "avx2", "avx512")
+ISA_TIERS = ("auto", "portable", "avx2")
 MAX_THREADS = 1024
 
 _log = logging.getLogger("octavo")
