@@ -21,10 +21,12 @@ LABEL_WIDTH = 14
 
 @dataclass(frozen=True)
 class Native:
-    """The C++ extension: tier is None if it cannot be imported (problem says why), stream_gb_s if not measured."""
+    """The C++ extension. tier: in use, None if it cannot be imported (problem says why); tiers: all that can run here,
+    best first; stream_gb_s: None if not measured."""
 
-    tier: str | None
-    stream_gb_s: float | None
+    tier: str | None = None
+    tiers: tuple[str, ...] = ()
+    stream_gb_s: float | None = None
     problem: str | None = None
 
 
@@ -45,10 +47,10 @@ def info(as_json: bool, no_measure: bool) -> None:
 
 def _native(threads: int, *, measure: bool) -> Native:
     try:
-        from octavo.ops.native import isa_tier, measure_stream
+        from octavo.ops.native import NativeOps, available_tiers, measure_stream
     except ImportError as error:
-        return Native(None, None, f"not available ({error})")
-    return Native(isa_tier(), measure_stream(threads) if measure else None)
+        return Native(problem=f"not available ({error})")
+    return Native(NativeOps(1).tier, tuple(available_tiers()), measure_stream(threads) if measure else None)
 
 
 def _version() -> str:
@@ -63,7 +65,7 @@ def _as_json(facts: HostFacts, choice: ThreadChoice, native: Native) -> dict[str
         "version": _version(),
         "python": platform.python_version(),
         "backend": env("OCTAVO_BACKEND"),
-        "native": {"tier": native.tier, "problem": native.problem},
+        "native": {"tier": native.tier, "tiers": native.tiers, "problem": native.problem},
         "threads": {"count": choice.threads, "reason": choice.reason},
         "stream_gb_s": native.stream_gb_s,
         "models": str(env("OCTAVO_MODELS")),
@@ -91,7 +93,10 @@ def _rows(facts: HostFacts, choice: ThreadChoice, native: Native) -> list[tuple[
 
 
 def _kernels(native: Native) -> str:
-    text = f"C++ extension, tier {native.tier}" if native.tier else f"C++ extension {native.problem}"
+    text = f"C++ extension {native.problem}"
+    if native.tier:
+        chosen = f" of {', '.join(native.tiers)}" if len(native.tiers) > 1 else ""
+        text = f"C++ extension, tier {native.tier}{chosen}"
     return text if env("OCTAVO_BACKEND") == "native" else f"{text}; OCTAVO_BACKEND={env('OCTAVO_BACKEND')} is in use"
 
 
