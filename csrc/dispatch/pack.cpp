@@ -1,0 +1,190 @@
+// Packed layouts, per block of a panel (kernels/unpack.cpp reads them; sizes in dispatch.cpp):
+//
+//   Q4_0, IQ4_NL   d f16[16] | nibbles, 4 units          unit: 64 bytes, 16 lanes x 4 bytes as they lie in the file
+//   Q4_1           d f16[16] | m f16[16] | 4 units
+//   Q5_0 (Q5_1)    d (| m) | high bits, 1 unit | 4 units; byte i, bit u of a lane's high bits is element 4u + i's
+//   Q8_0           d f16[16] | 8 units
+//   MXFP4          e u8[16] | 4 units
+//   Q2_K           d | dmin | scales u8[16][16] | 16 units
+//   Q3_K           d | scales i8[16][16] | 16 units | high bits, 8 units
+//   Q4_K           d | dmin | scales u8[8][16] | mins u8[8][16] | 32 units
+//   Q5_K           d | dmin | scales | mins | high bits, 8 units | 32 units
+//   Q6_K           d | scales i8[16][16] | low, 32 units | high, 16 units
+//   IQ4_XS         d | scales i8[8][16] | 32 units
+//   BF16           [k / 2][16][2]       F16, F32: [k][16]
+#include "pack.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace octavo {
+namespace {
+
+using Rows = const uint8_t* const*;
+
+inline uint8_t* units(Rows src, int offset, int count, uint8_t* out) {
+  for (int u = 0; u < count; ++u)
+    for (int lane = 0; lane < kLanes; ++lane, out += 4) std::memcpy(out, src[lane] + offset + 4 * u, 4);
+  return out;
+}
+
+inline uint8_t* halves(Rows src, int offset, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane, out += 2) std::memcpy(out, src[lane] + offset, 2);
+  return out;
+}
+
+inline uint8_t* single_bytes(Rows src, int offset, int count, uint8_t* out) {
+  for (int i = 0; i < count; ++i)
+    for (int lane = 0; lane < kLanes; ++lane) *out++ = src[lane][offset + i];
+  return out;
+}
+
+// 32 high bits: element j = 4u + i from bit j to byte i, bit u.
+inline uint8_t* high_bits(Rows src, int offset, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane, out += 4) {
+    uint32_t bits;
+    std::memcpy(&bits, src[lane] + offset, 4);
+    uint8_t plane[4] = {};
+    for (int j = 0; j < 32; ++j) plane[j % 4] = static_cast<uint8_t>(plane[j % 4] | (((bits >> j) & 1) << (j / 4)));
+    std::memcpy(out, plane, 4);
+  }
+  return out;
+}
+
+// The 6-bit scales and minimums of Q4_K and Q5_K, 12 bytes for 8 of each.
+inline uint8_t* k_scales(Rows src, int offset, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const uint8_t* s = src[lane] + offset;
+    for (int g = 0; g < 8; ++g) {
+      const int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | ((s[g - 4] >> 6) << 4);
+      const int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) | ((s[g] >> 6) << 4);
+      out[16 * g + lane] = static_cast<uint8_t>(scale);
+      out[128 + 16 * g + lane] = static_cast<uint8_t>(min);
+    }
+  }
+  return out + 256;
+}
+
+// The 6-bit scales of Q3_K: low nibbles in bytes 0..7, two high bits each in bytes 8..11; stored + 32.
+inline uint8_t* q3_scales(Rows src, int offset, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const uint8_t* s = src[lane] + offset;
+    for (int i = 0; i < 16; ++i) {
+      const int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4, high = (s[8 + i % 4] >> (2 * (i / 4))) & 3;
+      out[16 * i + lane] = static_cast<uint8_t>((low | (high << 4)) - 32);
+    }
+  }
+  return out + 256;
+}
+
+// The 6-bit scales of IQ4_XS: low nibbles in 4 bytes, two high bits each in a u16; stored + 32.
+inline uint8_t* iq4_xs_scales(Rows src, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    uint16_t high;
+    std::memcpy(&high, src[lane] + 2, 2);
+    for (int g = 0; g < 8; ++g) {
+      const int low = (src[lane][4 + g / 2] >> (4 * (g % 2))) & 15;
+      out[16 * g + lane] = static_cast<uint8_t>((low | (((high >> (2 * g)) & 3) << 4)) - 32);
+    }
+  }
+  return out + 128;
+}
+
+template <int bytes> inline void elements(Rows src, uint8_t* out) {
+  for (int i = 0; i < 2; ++i)
+    for (int lane = 0; lane < kLanes; ++lane, out += bytes) std::memcpy(out, src[lane] + i * bytes, bytes);
+}
+
+void pack_block(Format format, Rows s, uint8_t* o) {
+  switch (format) {
+    case Format::F32: return elements<4>(s, o);
+    case Format::F16: return elements<2>(s, o);
+    case Format::BF16: units(s, 0, 1, o); return;
+    case Format::Q4_0:
+    case Format::IQ4_NL: units(s, 2, 4, halves(s, 0, o)); return;
+    case Format::Q4_1: units(s, 4, 4, halves(s, 2, halves(s, 0, o))); return;
+    case Format::Q5_0: units(s, 6, 4, high_bits(s, 2, halves(s, 0, o))); return;
+    case Format::Q5_1: units(s, 8, 4, high_bits(s, 4, halves(s, 2, halves(s, 0, o)))); return;
+    case Format::Q8_0: units(s, 2, 8, halves(s, 0, o)); return;
+    case Format::MXFP4: units(s, 1, 4, single_bytes(s, 0, 1, o)); return;
+    case Format::Q2_K: units(s, 16, 16, single_bytes(s, 0, 16, halves(s, 82, halves(s, 80, o)))); return;
+    case Format::Q3_K: units(s, 0, 8, units(s, 32, 16, q3_scales(s, 96, halves(s, 108, o)))); return;
+    case Format::Q4_K: units(s, 16, 32, k_scales(s, 4, halves(s, 2, halves(s, 0, o)))); return;
+    case Format::Q5_K: units(s, 48, 32, units(s, 16, 8, k_scales(s, 4, halves(s, 2, halves(s, 0, o))))); return;
+    case Format::Q6_K: units(s, 128, 16, units(s, 0, 32, single_bytes(s, 192, 16, halves(s, 208, o)))); return;
+    case Format::IQ4_XS: units(s, 8, 32, iq4_xs_scales(s, halves(s, 0, o))); return;
+    case Format::kCount: return;
+  }
+}
+
+}  // namespace
+
+Format find_format(const std::string& name) {
+  for (int i = 0; i < static_cast<int>(Format::kCount); ++i)
+    if (name == kFormats[i].name) return static_cast<Format>(i);
+  throw std::invalid_argument("no kernel for storage format " + name);
+}
+
+Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
+  if (!bytes) return;
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+  data_ = static_cast<uint8_t*>(p);
+}
+
+Buffer::~Buffer() {
+  if (data_) munmap(data_, bytes_);
+}
+
+std::size_t panel_bytes(Format format, int columns) {
+  const FormatInfo& f = kFormats[static_cast<int>(format)];
+  return static_cast<std::size_t>(columns / f.block) * f.packed_bytes;
+}
+
+void pack_panel(Format format, const uint8_t* const rows[kLanes], int columns, uint8_t* out) {
+  const FormatInfo& f = kFormats[static_cast<int>(format)];
+  const uint8_t* at[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) at[lane] = rows[lane];
+  for (int k = 0; k < columns; k += f.block, out += f.packed_bytes) {
+    pack_block(format, at, out);
+    for (int lane = 0; lane < kLanes; ++lane) at[lane] += f.file_bytes;
+  }
+}
+
+std::unique_ptr<PackedLinear> pack(const std::vector<Part>& parts, int columns, std::vector<float> bias, bool gated,
+                                   Pool& pool) {
+  std::size_t total = 0;
+  for (const Part& p : parts) {
+    total += (p.rows + kLanes - 1) / kLanes * panel_bytes(p.format, columns);
+    total = (total + 63) / 64 * 64;
+  }
+  auto w = std::make_unique<PackedLinear>(columns, gated, total);
+  w->bias = std::move(bias);
+  uint8_t* at = w->buffer.data();
+  for (const Part& p : parts) {
+    const FormatInfo& f = kFormats[static_cast<int>(p.format)];
+    const std::size_t row_bytes = static_cast<std::size_t>(columns / f.block) * f.file_bytes;
+    const Segment s = {p.format, static_cast<int>(p.rows), w->rows, at, panel_bytes(p.format, columns)};
+    pool.run(s.panel_count(), [&, at](int panel) {
+      const uint8_t* rows[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const std::size_t row = static_cast<std::size_t>(panel) * kLanes + lane;
+        rows[lane] = p.data + (row < p.rows ? row : p.rows - 1) * row_bytes;
+      }
+      pack_panel(p.format, rows, columns, at + panel * s.panel_bytes);
+    });
+    at += (s.panel_count() * s.panel_bytes + 63) / 64 * 64;
+    w->rows += s.rows;
+    w->any_quantized |= f.block >= kGroup;
+    w->segments.push_back(s);
+  }
+  return w;
+}
+
+}  // namespace octavo

@@ -1,0 +1,59 @@
+// A persistent pool: workers spin for a while after a job, then sleep, so that back-to-back calls wake nobody and an
+// idle engine costs nothing.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+class Pool {
+ public:
+  explicit Pool(int threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int threads() const { return threads_; }
+  std::mutex& mutex() { return mutex_; }  // held by a caller for the length of an operation
+
+  // fn(item) for every item of [0, items), on all threads, each item once. Returns when all are done.
+  template <class Fn> void run(int items, const Fn& fn) {
+    run_job(items, [](const void* f, int item) { (*static_cast<const Fn*>(f))(item); }, &fn);
+  }
+
+ private:
+  using Call = void (*)(const void*, int);
+  void run_job(int items, Call call, const void* context);
+  void start();
+  void stop();
+  void work(int index, uint32_t seen);
+  void drain();
+
+  int threads_;
+  uint64_t forks_ = 0;  // forks of this process when the workers were started
+  std::vector<std::thread> workers_;
+  std::mutex mutex_;
+  Call call_ = nullptr;
+  const void* context_ = nullptr;
+  int items_ = 0;
+  bool quit_ = false;
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<int> next_{0};
+  alignas(64) std::atomic<int> active_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+};
+
+// Flushes denormals to zero on this thread for its lifetime, so that every thread computes alike.
+class DenormalsOff {
+ public:
+  DenormalsOff();
+  ~DenormalsOff();
+
+ private:
+  unsigned saved_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,95 @@
+// Row-wise functions: norms, activation quantization, gates. A row's result depends on that row alone.
+#include "rows.h"
+
+#include "simd.h"
+
+namespace octavo::OCTAVO_TIER {
+namespace {
+
+// Up to 16 floats, zeros past n.
+inline F load_tail(const float* p, int n) {
+  if (n >= 16) return f_load(p);
+  alignas(64) float v[16] = {};
+  for (int i = 0; i < n; ++i) v[i] = p[i];
+  return f_load(v);
+}
+
+inline void store_tail(float* p, F x, int n) {
+  if (n >= 16) return f_store(p, x);
+  alignas(64) float v[16];
+  f_store(v, x);
+  for (int i = 0; i < n; ++i) p[i] = v[i];
+}
+
+}  // namespace
+
+void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
+  F sum = f_zero();
+  for (int i = 0; i < n; i += 16) {
+    F v = load_tail(x + i, n - i);
+    sum = f_fma(v, v, sum);
+  }
+  const F scale = f_set1(1.0f / std::sqrt(f_sum(sum) / static_cast<float>(n) + eps));
+  for (int i = 0; i < n; i += 16) {
+    F v = f_mul(load_tail(x + i, n - i), scale);
+    store_tail(y + i, f_mul(v, load_tail(weight + i, n - i)), n - i);
+  }
+}
+
+// Symmetric int8 per 32 elements: scale = max |x| / 127, so that |q| <= 127 always.
+void quantize(const float* x, int k, int8_t* q, float* scale, float* scaled_sum, int16_t* sum16) {
+  for (int g = 0; g < k / kGroup; ++g, x += kGroup, q += kGroup) {
+    const F a = f_load(x), b = f_load(x + 16);
+    const float top = f_hmax(f_max(f_abs(a), f_abs(b)));
+    const float d = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
+    f_to_i8(q, f_round(f_mul(a, f_set1(inverse))));
+    f_to_i8(q + 16, f_round(f_mul(b, f_set1(inverse))));
+    int first = 0, second = 0;
+    for (int i = 0; i < 16; ++i) {
+      first += q[i];
+      second += q[16 + i];
+    }
+    scale[g] = d;
+    scaled_sum[g] = d * static_cast<float>(first + second);
+    sum16[2 * g] = static_cast<int16_t>(first);
+    sum16[2 * g + 1] = static_cast<int16_t>(second);
+  }
+}
+
+void gate(Act act, const float* g, const float* up, int n, float* y) {
+  const F one = f_set1(1.0f), zero = f_zero();
+  for (int i = 0; i < n; i += 16) {
+    F x = load_tail(g + i, n - i), z = x;
+    if (act == Act::GeluTanh) {  // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+      F cube = f_mul(f_mul(x, x), x);
+      z = f_mul(f_fma(cube, f_set1(0.044715f), x), f_set1(2.0f * 0.7978845608028654f));
+    }
+    F s = f_div(x, f_add(one, f_exp(f_sub(zero, z))));
+    store_tail(y + i, f_mul(s, load_tail(up + i, n - i)), n - i);
+  }
+}
+
+void add(const float* a, const float* b, int n, float* y) {
+  for (int i = 0; i < n; ++i) y[i] = a[i] + b[i];
+}
+
+void softcap(float* x, std::ptrdiff_t n, float cap) {
+  for (std::ptrdiff_t i = 0; i < n; i += 16) {
+    const int m = n - i < 16 ? static_cast<int>(n - i) : 16;
+    store_tail(x + i, f_mul(f_tanh(f_div(load_tail(x + i, m), f_set1(cap))), f_set1(cap)), m);
+  }
+}
+
+uint64_t stream(const uint8_t* p, std::size_t n) {
+  uint64_t sum[16] = {};
+  for (std::size_t i = 0; i + 128 <= n; i += 128) {
+    uint64_t v[16];
+    std::memcpy(v, p + i, sizeof v);
+    for (int j = 0; j < 16; ++j) sum[j] += v[j];
+  }
+  uint64_t total = 0;
+  for (uint64_t s : sum) total += s;
+  return total;
+}
+
+}  // namespace octavo::OCTAVO_TIER

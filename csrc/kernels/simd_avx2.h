@@ -1,0 +1,153 @@
+// AVX2 + FMA + F16C: sixteen lanes are two 256-bit registers.
+#pragma once
+#include <immintrin.h>
+
+namespace octavo::OCTAVO_TIER {
+
+struct F { __m256 a, b; };    // 16 x f32
+struct I { __m256i a, b; };   // 16 x i32
+struct B { __m256i a, b; };   // 16 lanes x 4 bytes
+struct H { __m256i a, b; };   // 16 lanes x 2 i16 partial sums
+
+static inline F f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void f_store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+static inline F f_set1(float x) { __m256 v = _mm256_set1_ps(x); return {v, v}; }
+static inline F f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline F f_add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+static inline F f_sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+static inline F f_mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+static inline F f_div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline F f_fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static inline F f_max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+static inline F f_min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+static inline F f_abs(F x) {
+  __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
+}
+static inline F f_round(F x) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+}
+// x * 2^n for whole n in [-126, 127].
+static inline F f_scale2(F x, F n) {
+  auto pow2 = [](__m256 v) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127)), 23));
+  };
+  return {_mm256_mul_ps(x.a, pow2(n.a)), _mm256_mul_ps(x.b, pow2(n.b))};
+}
+// x where y >= bound, else 0.
+static inline F f_zero_below(F x, F y, F bound) {
+  return {_mm256_and_ps(x.a, _mm256_cmp_ps(y.a, bound.a, _CMP_GE_OQ)),
+          _mm256_and_ps(x.b, _mm256_cmp_ps(y.b, bound.b, _CMP_GE_OQ))};
+}
+// Lanes [lo, hi) of x, `other` elsewhere.
+static inline F f_window(F x, int lo, int hi, float other) {
+  __m256i ia = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), ib = _mm256_add_epi32(ia, _mm256_set1_epi32(8));
+  __m256i l = _mm256_set1_epi32(lo - 1), h = _mm256_set1_epi32(hi);
+  __m256 o = _mm256_set1_ps(other);
+  auto keep = [&](__m256i i) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(i, l), _mm256_cmpgt_epi32(h, i)));
+  };
+  return {_mm256_blendv_ps(o, x.a, keep(ia)), _mm256_blendv_ps(o, x.b, keep(ib))};
+}
+static inline F f_from_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+static inline F f_from_bf16(const uint16_t* p) {
+  auto half = [](const uint16_t* s) {
+    __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(s)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+  };
+  return {half(p), half(p + 8)};
+}
+// Sixteen pairs of bf16: the even and the odd element of each lane.
+static inline void f_from_bf16_pairs(const uint16_t* p, F& even, F& odd) {
+  __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  __m256i m = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(a, m)), _mm256_castsi256_ps(_mm256_and_si256(b, m))};
+}
+static inline F f_from_u8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+}
+static inline F f_from_i8(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+}
+static inline void f_to_f16(uint16_t* p, F x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline float f16_to_f32(uint16_t h) { return _cvtsh_ss(h); }
+static inline uint16_t f32_to_f16(float f) { return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
+// Round to int8 (values are within +-127), 16 bytes.
+static inline void f_to_i8(int8_t* p, F x) {
+  __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  w = _mm256_permute4x64_epi64(w, 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+
+// Horizontal results add the lanes in one fixed tree: i with i + 8, then + 4, + 2, + 1.
+static inline float f_sum(F x) {
+  __m256 s = _mm256_add_ps(x.a, x.b);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+static inline float f_hmax(F x) {
+  __m256 s = _mm256_max_ps(x.a, x.b);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+static inline F f_from_i(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+
+static inline B b_load(const uint8_t* p) {
+  return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+static inline H h_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline __m256i four_bytes(const int8_t* a) {
+  int32_t v;
+  std::memcpy(&v, a, 4);
+  return _mm256_set1_epi32(v);
+}
+// acc += w . a over 4 elements, w unsigned; the caller keeps |acc| < 2^15 (see Dot::kFlush).
+static inline H h_dot_unsigned(H acc, B w, const int8_t* a) {
+  __m256i v = four_bytes(a);
+  return {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, v)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, v))};
+}
+// w signed; one step alone fills 15 bits, so it does not accumulate.
+static inline H h_dot_signed(B w, const int8_t* a) {
+  __m256i v = four_bytes(a);
+  return {_mm256_maddubs_epi16(_mm256_abs_epi8(w.a), _mm256_sign_epi8(v, w.a)),
+          _mm256_maddubs_epi16(_mm256_abs_epi8(w.b), _mm256_sign_epi8(v, w.b))};
+}
+static inline I h_sum(H x) {
+  __m256i one = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(x.a, one), _mm256_madd_epi16(x.b, one)};
+}
+// Sum of both partial sums times the lane's scale; s i16 [16][2], the scale twice.
+static inline I h_scaled(H x, const int16_t* s) {
+  return {_mm256_madd_epi16(x.a, _mm256_load_si256(reinterpret_cast<const __m256i*>(s))),
+          _mm256_madd_epi16(x.b, _mm256_load_si256(reinterpret_cast<const __m256i*>(s + 16)))};
+}
+// s[lane][0] * pair[0] + s[lane][1] * pair[1].
+static inline I i_pair(const int16_t* s, const int16_t* pair) {
+  int32_t v;
+  std::memcpy(&v, pair, 4);
+  __m256i p = _mm256_set1_epi32(v);
+  return {_mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s))),
+          _mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s + 16)))};
+}
+
+static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace octavo::OCTAVO_TIER

@@ -1,0 +1,147 @@
+// Plain C++: what any compiler vectorizes as it can. The oracle of the other tiers, and what unknown machines run.
+#pragma once
+
+namespace octavo::OCTAVO_TIER {
+
+struct F { float v[16]; };
+struct I { int32_t v[16]; };
+struct B { const uint8_t* p; };
+struct H { int32_t v[16][2]; };
+
+#define OCTAVO_EACH(expr) \
+  do {                    \
+    F out_;               \
+    for (int i = 0; i < 16; ++i) out_.v[i] = (expr); \
+    return out_;          \
+  } while (0)
+
+static inline F f_load(const float* p) { OCTAVO_EACH(p[i]); }
+static inline void f_store(float* p, F x) { std::memcpy(p, x.v, sizeof x.v); }
+static inline F f_set1(float x) { OCTAVO_EACH(x); }
+static inline F f_zero() { OCTAVO_EACH(0.0f); }
+static inline F f_add(F x, F y) { OCTAVO_EACH(x.v[i] + y.v[i]); }
+static inline F f_sub(F x, F y) { OCTAVO_EACH(x.v[i] - y.v[i]); }
+static inline F f_mul(F x, F y) { OCTAVO_EACH(x.v[i] * y.v[i]); }
+static inline F f_div(F x, F y) { OCTAVO_EACH(x.v[i] / y.v[i]); }
+static inline F f_fma(F x, F y, F z) { OCTAVO_EACH(std::fma(x.v[i], y.v[i], z.v[i])); }
+static inline F f_max(F x, F y) { OCTAVO_EACH(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
+static inline F f_min(F x, F y) { OCTAVO_EACH(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
+static inline F f_abs(F x) { OCTAVO_EACH(std::fabs(x.v[i])); }
+static inline F f_round(F x) { OCTAVO_EACH(std::nearbyint(x.v[i])); }
+static inline F f_scale2(F x, F n) { OCTAVO_EACH(x.v[i] * std::ldexp(1.0f, static_cast<int>(n.v[i]))); }
+static inline F f_zero_below(F x, F y, F bound) { OCTAVO_EACH(y.v[i] >= bound.v[i] ? x.v[i] : 0.0f); }
+static inline F f_window(F x, int lo, int hi, float other) { OCTAVO_EACH(i >= lo && i < hi ? x.v[i] : other); }
+
+static inline float f16_to_f32(uint16_t h) {
+  uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 1023u, bits;
+  if (exponent == 31) {
+    bits = sign | 0x7f800000u | (fraction << 13);
+  } else if (exponent) {
+    bits = sign | ((exponent + 112) << 23) | (fraction << 13);
+  } else {  // zero or subnormal: fraction * 2^-24 is exact
+    float f = static_cast<float>(fraction) * 5.9604644775390625e-8f;
+    std::memcpy(&bits, &f, 4);
+    bits |= sign;
+  }
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+static inline uint16_t f32_to_f16(float f) {  // round to nearest even
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {  // subnormal: the addition rounds at 2^-24
+    float m, magic = 0.5f;
+    std::memcpy(&m, &magnitude, 4);
+    m += magic;
+    uint32_t rounded, base;
+    std::memcpy(&rounded, &m, 4);
+    std::memcpy(&base, &magic, 4);
+    return static_cast<uint16_t>(sign | (rounded - base));
+  }
+  uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+static inline float bf16_bits(uint16_t h) {
+  uint32_t bits = static_cast<uint32_t>(h) << 16;
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+static inline F f_from_f16(const uint16_t* p) { OCTAVO_EACH(f16_to_f32(p[i])); }
+static inline F f_from_bf16(const uint16_t* p) { OCTAVO_EACH(bf16_bits(p[i])); }
+static inline void f_from_bf16_pairs(const uint16_t* p, F& even, F& odd) {
+  for (int i = 0; i < 16; ++i) {
+    even.v[i] = bf16_bits(p[2 * i]);
+    odd.v[i] = bf16_bits(p[2 * i + 1]);
+  }
+}
+static inline F f_from_u8(const uint8_t* p) { OCTAVO_EACH(static_cast<float>(p[i])); }
+static inline F f_from_i8(const int8_t* p) { OCTAVO_EACH(static_cast<float>(p[i])); }
+static inline void f_to_f16(uint16_t* p, F x) {
+  for (int i = 0; i < 16; ++i) p[i] = f32_to_f16(x.v[i]);
+}
+static inline void f_to_i8(int8_t* p, F x) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(std::nearbyint(x.v[i]));
+}
+
+static inline float f_sum(F x) {
+  for (int step = 8; step; step /= 2)
+    for (int i = 0; i < step; ++i) x.v[i] += x.v[i + step];
+  return x.v[0];
+}
+static inline float f_hmax(F x) {
+  float m = x.v[0];
+  for (int i = 1; i < 16; ++i) m = x.v[i] > m ? x.v[i] : m;
+  return m;
+}
+
+static inline I i_zero() { return {}; }
+static inline I i_add(I x, I y) {
+  for (int i = 0; i < 16; ++i) x.v[i] += y.v[i];
+  return x;
+}
+static inline F f_from_i(I x) { OCTAVO_EACH(static_cast<float>(x.v[i])); }
+
+static inline B b_load(const uint8_t* p) { return {p}; }
+static inline H h_zero() { return {}; }
+static inline H h_dot_unsigned(H acc, B w, const int8_t* a) {
+  for (int i = 0; i < 16; ++i) {
+    acc.v[i][0] += w.p[4 * i] * a[0] + w.p[4 * i + 1] * a[1];
+    acc.v[i][1] += w.p[4 * i + 2] * a[2] + w.p[4 * i + 3] * a[3];
+  }
+  return acc;
+}
+static inline H h_dot_signed(B w, const int8_t* a) {
+  H acc = {};
+  const int8_t* p = reinterpret_cast<const int8_t*>(w.p);
+  for (int i = 0; i < 16; ++i) {
+    acc.v[i][0] = p[4 * i] * a[0] + p[4 * i + 1] * a[1];
+    acc.v[i][1] = p[4 * i + 2] * a[2] + p[4 * i + 3] * a[3];
+  }
+  return acc;
+}
+static inline I h_sum(H x) {
+  I out;
+  for (int i = 0; i < 16; ++i) out.v[i] = x.v[i][0] + x.v[i][1];
+  return out;
+}
+static inline I h_scaled(H x, const int16_t* s) {
+  I out;
+  for (int i = 0; i < 16; ++i) out.v[i] = x.v[i][0] * s[2 * i] + x.v[i][1] * s[2 * i + 1];
+  return out;
+}
+static inline I i_pair(const int16_t* s, const int16_t* pair) {
+  I out;
+  for (int i = 0; i < 16; ++i) out.v[i] = s[2 * i] * pair[0] + s[2 * i + 1] * pair[1];
+  return out;
+}
+
+static inline void prefetch(const void*) {}
+
+#undef OCTAVO_EACH
+
+}  // namespace octavo::OCTAVO_TIER

@@ -1,0 +1,179 @@
+"""The native backend: ops/api.py through the C++ extension (csrc/), threaded, vectorized, row-invariant.
+
+Weights of quantized formats meet activations rounded to int8 with one scale per 32 numbers of a row; float formats
+(F32, F16, BF16) multiply in f32. Attention and everything else is f32. See docs/performance.md for what that costs
+in accuracy and gains in speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.batch import RaggedBatch
+from octavo.core.env import env
+from octavo.core.errors import ConfigError, UnsupportedModelError
+from octavo.formats.tensor import Tensor
+from octavo.ops import _native
+from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable
+from octavo.ops.kv import KVStore
+
+__all__ = ["NativeOps", "available_tiers", "measure_stream"]
+
+MAX_GROUP = 32
+MAX_HEAD_DIM = 512
+
+
+def available_tiers() -> list[str]:
+    """Instruction-set tiers this machine can run, best first."""
+    return list(_native.tiers())
+
+
+@cache
+def measure_stream(threads: int) -> float:
+    """Gigabytes per second that `threads` threads read from memory: the best of a quarter of a second of reads."""
+    return float(_native.Context(threads, "auto").stream_gb_s(256 << 20, 0.25))
+
+
+class NativeOps:
+    """Ops over the C++ extension.
+
+    Args:
+        threads: threads of this instance's pool (the calling thread is one of them).
+        tier: instruction-set tier; None: OCTAVO_ISA, or the best the machine has.
+
+    Raises:
+        ConfigError: the tier is not available here.
+    """
+
+    name = "native"
+
+    def __init__(self, threads: int, *, tier: str | None = None) -> None:
+        if threads < 1:
+            raise ConfigError(f"threads must be at least 1, not {threads}")
+        try:
+            self._context = _native.Context(threads, tier or env("OCTAVO_ISA"))
+        except ValueError as error:
+            raise ConfigError(f"{error} (set by OCTAVO_ISA)") from None
+        self.threads = threads
+
+    @property
+    def tier(self) -> str:
+        return str(self._context.tier)
+
+    def pack(self, parts: Sequence[Tensor], *, bias: F32 | None = None, gated: bool = False) -> Linear:
+        columns = parts[0].shape[-1]
+        known = _native.formats()
+        for part in parts:
+            if part.dtype not in known:
+                raise UnsupportedModelError(
+                    f"tensor {part.name!r} is stored as {part.dtype}; the native backend knows {', '.join(known)}"
+                )
+            if part.shape[-1] != columns or columns % _native.block_size(part.dtype):
+                raise UnsupportedModelError(
+                    f"tensor {part.name!r} has {part.shape[-1]} columns; needed are {columns}, "
+                    f"a multiple of {_native.block_size(part.dtype)} for {part.dtype}"
+                )
+        packed: Linear = self._context.pack([p.dtype for p in parts], [p.data for p in parts], columns, bias, gated)
+        return packed
+
+    def embedding(self, table: Tensor, tokens: NDArray[np.int32], scale: float = 1.0) -> F32:
+        out = np.empty((len(tokens), table.shape[-1]), np.float32)
+        self._context.embedding(table.dtype, table.data, table.shape[-1], tokens, scale, out)
+        return out
+
+    def rms_norm(self, x: F32, norm: Norm) -> F32:
+        out = np.empty_like(x)
+        self._context.rms_norm(x, norm.weight, norm.eps, out)
+        return out
+
+    def linear(
+        self,
+        x: F32,
+        w: Linear,
+        *,
+        norm: Norm | None = None,
+        activation: Activation | None = None,
+        residual: F32 | None = None,
+        post_norm: Norm | None = None,
+    ) -> F32:
+        out = np.empty((len(x), w.rows // 2 if activation else w.rows), np.float32)
+        self._context.linear(
+            x,
+            w,
+            out,
+            norm.weight if norm else None,
+            norm.eps if norm else 0.0,
+            activation or "",
+            residual,
+            post_norm.weight if post_norm else None,
+            post_norm.eps if post_norm else 0.0,
+        )
+        return out
+
+    def rope_kv_write(
+        self,
+        qkv: F32,
+        kv: KVStore,
+        layer: int,
+        batch: RaggedBatch,
+        spec: AttentionSpec,
+        rope: RopeTable | None,
+        *,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+    ) -> F32:
+        q = np.empty((len(qkv), spec.heads * spec.head_dim), np.float32)
+        self._context.rope_kv_write(
+            qkv,
+            kv.k[layer],
+            kv.v[layer],
+            kv.dtype,
+            batch.positions,
+            batch.query_starts,
+            batch.kv_lens,
+            batch.page_tables,
+            spec.heads,
+            rope.cos if rope else None,
+            rope.sin if rope else None,
+            rope.interleaved if rope else False,
+            q_norm.weight if q_norm else None,
+            q_norm.eps if q_norm else 0.0,
+            k_norm.weight if k_norm else None,
+            k_norm.eps if k_norm else 0.0,
+            q,
+        )
+        return q
+
+    def attention(self, q: F32, kv: KVStore, layer: int, batch: RaggedBatch, spec: AttentionSpec) -> F32:
+        if spec.heads > MAX_GROUP * spec.kv_heads or spec.head_dim % 16 or spec.head_dim > MAX_HEAD_DIM:
+            raise UnsupportedModelError(
+                f"attention with {spec.heads} heads over {spec.kv_heads} KV heads of {spec.head_dim} dimensions; "
+                f"possible: up to {MAX_GROUP} heads per KV head, dimensions a multiple of 16 up to {MAX_HEAD_DIM}"
+            )
+        out = np.empty_like(q)
+        self._context.attention(
+            q,
+            kv.k[layer],
+            kv.v[layer],
+            kv.dtype,
+            batch.positions,
+            batch.query_starts,
+            batch.kv_lens,
+            batch.page_tables,
+            spec.heads,
+            spec.scale,
+            spec.window,
+            spec.softcap,
+            out,
+        )
+        return out
+
+    def logits(self, x: F32, head: Linear, norm: Norm, rows: NDArray[np.int32], softcap: float = 0.0) -> F32:
+        out = self.linear(np.ascontiguousarray(x[rows]), head, norm=norm)
+        if softcap:
+            self._context.softcap(out, softcap)
+        return out
