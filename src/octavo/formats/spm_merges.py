@@ -1,0 +1,146 @@
+"""Turns the scores of a SentencePiece BPE vocabulary into an ordered list of merges, and keeps the list on disk.
+
+A score-based merger joins, over and over, the adjacent pair whose joined text is the token of the highest score, the
+leftmost of equals. No merge inside the span of a final token crosses the span's border, so the merges inside are those
+of that token's text alone: each token is only ever made from one pair, the last that joins when its own text is
+encoded. The merges of all tokens, in the order of the scores of the results, are therefore an ordinary BPE merge list
+that gives the same tokens for every text. (Tokens of equal score are taken in the order of their ids; trained
+vocabularies have no equal scores.)
+
+Kudo and Richardson, "SentencePiece", 2018, describes the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SpmMerges", "find_merges", "merges_of"]
+
+_log = logging.getLogger("octavo")
+_MAGIC = b"octavo spm merges 1\n"
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class SpmMerges:
+    """An ordered merge list.
+
+    Attributes:
+        ids: i32 [merges], the tokens made, best first.
+        cuts: i32 [merges], at which character each is put together.
+        lone: characters that occur inside tokens but are no tokens themselves.
+        joiners: characters that some token holds right before a word mark (U+2581).
+    """
+
+    ids: NDArray[np.int32]
+    cuts: NDArray[np.int32]
+    lone: str
+    joiners: str
+
+
+def merges_of(tokens: Sequence[str], members: Sequence[int], scores: NDArray[np.float32]) -> SpmMerges:
+    """tokens: all texts by id; members: ids that merging may produce; scores f32 [vocab].
+
+    Time: about 10 us a token.
+    """
+    order = np.asarray(members, np.int64)
+    order = order[np.argsort(-scores[order].astype(np.float64), kind="stable")]
+    ranks = {tokens[token_id]: rank for rank, token_id in enumerate(order.tolist())}
+    ids, cuts = [], []
+    for text, rank in ranks.items():
+        if len(text) > 1 and (cut := _last_cut(text, ranks)):
+            ids.append(rank)
+            cuts.append(cut)
+    everything = "\0".join(ranks)
+    lone = "".join(sorted(set(everything) - ranks.keys() - {"\0"}))
+    joiners = "".join(sorted(set(re.findall("[^\u2581\0](?=\u2581)", everything))))
+    return SpmMerges(order[ids].astype(np.int32), np.array(cuts, np.int32), lone, joiners)
+
+
+def _last_cut(text: str, ranks: dict[str, int]) -> int:
+    """Where the last two symbols meet when `text` alone is merged; 0 if merging does not lead to one symbol."""
+    symbols = list(text)
+    rank_of = ranks.get
+    pairs = [rank_of(a + b, _NEVER) for a, b in zip(symbols, symbols[1:], strict=False)]
+    while len(symbols) > 2:
+        best = min(pairs)
+        if best == _NEVER:
+            return 0
+        at = pairs.index(best)
+        symbols[at] += symbols.pop(at + 1)
+        del pairs[at]
+        if at:
+            pairs[at - 1] = rank_of(symbols[at - 1] + symbols[at], _NEVER)
+        if at < len(pairs):
+            pairs[at] = rank_of(symbols[at] + symbols[at + 1], _NEVER)
+    return len(symbols[0])
+
+
+def find_merges(
+    tokens: Sequence[str], members: Sequence[int], scores: NDArray[np.float32], folder: Path | None
+) -> SpmMerges:
+    """As `merges_of`, kept in `folder` under a hash of the vocabulary. None: nothing is kept.
+
+    A file that cannot be read or is damaged is made again; a folder that cannot be written costs the time, no more.
+    """
+    if folder is None:
+        return merges_of(tokens, members, scores)
+    path = folder / f"spm-{_digest(tokens, members, scores)}.merges"
+    kept = _load(path, len(tokens))
+    if kept is None:
+        kept = merges_of(tokens, members, scores)
+        _save(path, kept)
+    return kept
+
+
+def _digest(tokens: Sequence[str], members: Sequence[int], scores: NDArray[np.float32]) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    state.update("\0".join(tokens).encode())
+    state.update(np.asarray(members, np.int32).tobytes())
+    state.update(np.ascontiguousarray(scores).tobytes())
+    return state.hexdigest()
+
+
+def _load(path: Path, vocab_size: int) -> SpmMerges | None:
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        return None
+    body = stored[len(_MAGIC) + 16 :]
+    if stored[: len(_MAGIC) + 16] != _MAGIC + hashlib.blake2b(body, digest_size=16).digest():
+        _log.info("%s is damaged or of another version; it is made again", path)
+        return None
+    counts = np.frombuffer(body, np.int32, 3)
+    ids, cuts, characters = np.split(np.frombuffer(body, np.int32, offset=12), [counts[0], 2 * counts[0]])
+    texts = "".join(map(chr, characters.tolist()))
+    return SpmMerges(ids, cuts, texts[: counts[1]], texts[counts[1] :]) if len(ids) <= vocab_size else None
+
+
+def _save(path: Path, merges: SpmMerges) -> None:
+    counts = [len(merges.ids), len(merges.lone), len(merges.joiners)]
+    characters = [ord(c) for c in merges.lone + merges.joiners]
+    parts = [np.array(counts, np.int32), merges.ids, merges.cuts, np.array(characters, np.int32)]
+    body = b"".join(part.tobytes() for part in parts)
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=path.name, suffix=".partial", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_MAGIC + hashlib.blake2b(body, digest_size=16).digest() + body)
+        os.replace(temporary, path)  # readers see the old file or the whole new one
+    except OSError as error:
+        _log.info("the built tokenizer is not kept for next time: %s", error)
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)

@@ -1,0 +1,134 @@
+"""SentencePiece BPE (`tokenizer.ggml.model = "llama"`: Llama 2, Mistral, Gemma): pairs of characters are merged by the
+scores of the results; what no token covers is written as bytes.
+
+A space is the word mark U+2581 in tokens. The ordered merges come from spm_merges.py and run in the `tokenizers` library.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tokenizers import Regex
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Split
+
+from octavo.core.errors import ModelFormatError, RequestError
+from octavo.formats.spm_merges import SpmMerges, find_merges
+from octavo.formats.tokenizer_bpe import collector_paused
+from octavo.formats.vocabulary import PREFIX, TokenType, Vocabulary, clip
+
+__all__ = ["WORD_MARK", "SentencePiece"]
+
+WORD_MARK = "\u2581"
+_MISSING = "\0missing"  # holds a NUL beside other characters, which no symbol of a text does
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class SentencePiece:
+    """Encodes plain text, and gives the bytes of a token."""
+
+    def __init__(self, vocabulary: Vocabulary, cache_dir: Path | None):
+        """`cache_dir`: where the merge list is kept; None: nowhere. Raises ModelFormatError."""
+        self._vocabulary = vocabulary
+        self._bytes = _byte_tokens(vocabulary)
+        self._byte_ids = {value: token_id for token_id, value in self._bytes.items()}
+        self._literal = frozenset(vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN))
+        members = vocabulary.of_type(TokenType.NORMAL, TokenType.UNDEFINED, TokenType.UNUSED)
+        assert vocabulary.scores is not None
+        merges = find_merges(vocabulary.tokens, members, vocabulary.scores, cache_dir)
+        self._size = len(vocabulary.tokens)
+        self._missing_id = self._size + len(merges.lone)
+        self._expansions = _unused_parts(vocabulary, merges, self._lone_characters(merges))
+        self._engine = self._build(members, merges)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain text. Raises RequestError if a character has neither token, bytes nor stand-in."""
+        ids: list[int] = self._engine.encode(text.replace(" ", WORD_MARK), add_special_tokens=False).ids
+        if self._expansions and not self._expansions.keys().isdisjoint(ids):
+            ids = [part for token_id in ids for part in self._expansions.get(token_id, (token_id,))]
+        if self._missing_id in ids:
+            raise RequestError("the text holds a character that the vocabulary of this model cannot express")
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for; the id must be valid."""
+        value = self._bytes.get(token_id)
+        if value is not None:
+            return bytes([value])
+        text = self._vocabulary.tokens[token_id]
+        return text.encode() if token_id in self._literal else text.replace(WORD_MARK, " ").encode()
+
+    def _as_bytes(self, character: str) -> tuple[int, ...]:
+        """The tokens of a character that is none itself: its bytes, else the unknown token, else the missing one."""
+        ids = [self._byte_ids.get(value) for value in character.encode()]
+        if None not in ids:
+            return tuple(i for i in ids if i is not None)
+        return (self._missing_id if self._vocabulary.unk_id is None else self._vocabulary.unk_id,)
+
+    def _lone_characters(self, merges: SpmMerges) -> dict[int, tuple[int, ...]]:
+        """Characters that are no tokens but can be merged into one get ids above the vocabulary while encoding."""
+        return {self._size + i: self._as_bytes(character) for i, character in enumerate(merges.lone)}
+
+    def _build(self, members: list[int], merges: SpmMerges) -> Engine:
+        vocabulary = self._vocabulary
+        texts = vocabulary.tokens
+        unknown = vocabulary.unk_id
+        ids = {texts[token_id]: token_id for token_id in members if texts[token_id]}
+        ids |= {f"<0x{value:02X}>": token_id for value, token_id in self._byte_ids.items()}
+        ids |= {character: self._size + i for i, character in enumerate(merges.lone)}
+        ids[_MISSING] = self._missing_id if unknown is None else unknown
+        with collector_paused():
+            made = map(texts.__getitem__, merges.ids.tolist())
+            pairs = [(text[:cut], text[cut:]) for text, cut in zip(made, merges.cuts.tolist(), strict=True)]
+            try:
+                model = BPE(ids, pairs, unk_token=_MISSING, fuse_unk=True, byte_fallback=True)
+            except Exception as error:  # the library raises no narrower type
+                raise ModelFormatError(f"{PREFIX}tokens and scores make no tokenizer: {error}") from None
+        engine = Engine(model)
+        if len(merges.joiners) <= 64:
+            engine.pre_tokenizer = Split(Regex(_word_pattern(merges.joiners)), "isolated")
+        return engine
+
+
+def _word_pattern(joiners: str) -> str:
+    """Cuts where no token can reach across: before a word mark, unless a joiner is in front of it.
+
+    It changes no token, but lets the library remember the tokens of a word.
+    """
+    word = f"{WORD_MARK}*[^{WORD_MARK}]+"
+    if joiners:
+        listed = "".join(f"\\x{{{ord(character):x}}}" for character in joiners)
+        word += f"(?:(?<=[{listed}]){WORD_MARK}+[^{WORD_MARK}]*)*"
+    return f"{word}|{WORD_MARK}+"
+
+
+def _byte_tokens(vocabulary: Vocabulary) -> dict[int, int]:
+    """Token id -> byte value. Raises ModelFormatError if a token marked as a byte does not spell one."""
+    found = {}
+    for token_id in vocabulary.of_type(TokenType.BYTE):
+        match = _BYTE.fullmatch(vocabulary.tokens[token_id])
+        if match is None:
+            raise ModelFormatError(
+                f"{PREFIX}tokens, entry {token_id}: {clip(vocabulary.tokens[token_id])} is marked as a byte, "
+                "but is not written as <0x00> to <0xFF>"
+            )
+        found[token_id] = int(match[1], 16)
+    return found
+
+
+def _unused_parts(
+    vocabulary: Vocabulary, merges: SpmMerges, lone: dict[int, tuple[int, ...]]
+) -> dict[int, tuple[int, ...]]:
+    """Tokens marked unused take part in merging, but in the end stand for the two that they were made of."""
+    unused = set(vocabulary.of_type(TokenType.UNUSED))
+    texts = vocabulary.tokens
+    made = [pair for pair in zip(merges.ids.tolist(), merges.cuts.tolist(), strict=True) if pair[0] in unused]
+    lone_ids = dict(zip(merges.lone, lone, strict=True))
+    parts = dict(lone)
+    for token_id, cut in sorted(made, key=lambda pair: len(texts[pair[0]])):  # halves come before the whole
+        text = texts[token_id]
+        halves = [lone_ids[half] if half in lone_ids else vocabulary.ids[half] for half in (text[:cut], text[cut:])]
+        parts[token_id] = tuple(part for half in halves for part in parts.get(half, (half,)))
+    return parts
