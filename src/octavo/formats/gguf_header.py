@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.errors import ModelFormatError, UnsupportedModelError
+from octavo.core.errors import ModelFormatError
 from octavo.formats.gguf_strings import scan_strings
 from octavo.formats.metadata import StringArray, Value, clip
 
@@ -128,8 +128,7 @@ class _Cursor:
             raise self.error(f"states {value} {of}, more than the remaining {self.size - self.position} bytes can hold")
         return value
 
-    def text(self) -> str:
-        length = self.u64()
+    def text(self, length: int) -> str:
         start = self.take(length)
         try:
             return str(self.view[start : start + length], "utf-8")
@@ -138,19 +137,19 @@ class _Cursor:
 
     def name(self, thing: str) -> str:
         """A key or tensor name."""
-        length = _U64.unpack_from(self.view, self.take(8))[0]
+        self.part = thing
+        length = self.u64()
         if not 0 < length <= _MAX_NAME_BYTES:
             raise self.error(f"has a name of {length} bytes; 1 to {_MAX_NAME_BYTES} are allowed")
-        self.position -= 8
         self.part = f"the name of {thing}"
-        return self.text()
+        return self.text(length)
 
 
 def read_header(buffer: NDArray[np.uint8], source: str) -> Header:
     """Reads the header at the start of `buffer`, a whole file as u8 [bytes]; `source` names it in messages.
 
-    The values are views into the buffer where they are arrays. Raises ModelFormatError if the content breaks the
-    format, UnsupportedModelError for versions and byte orders that are not read.
+    Arrays are views into the buffer. Raises ModelFormatError if the content breaks the format or is of a version or
+    byte order that is not read.
     """
     cursor = _Cursor(buffer, source)
     version = _read_version(cursor)
@@ -159,8 +158,7 @@ def read_header(buffer: NDArray[np.uint8], source: str) -> Header:
     pair_count = cursor.count("metadata keys", _MIN_PAIR_BYTES)
     metadata: dict[str, Value] = {}
     for index in range(pair_count):
-        cursor.part = f"metadata key {index} of {pair_count}"
-        key = cursor.name(cursor.part)
+        key = cursor.name(f"metadata key {index} of {pair_count}")
         cursor.part = f"metadata key {clip(key)}"
         if key in metadata:
             raise cursor.error("appears twice")
@@ -179,15 +177,15 @@ def _read_version(cursor: _Cursor) -> int:
     magic = bytes(cursor.view[:4])
     if magic in _OTHER_MAGICS:
         raise ModelFormatError(f"{cursor.source}: not a GGUF file but {_OTHER_MAGICS[magic]}")
-    if not b"GGUF".startswith(magic[:4]):
+    if not b"GGUF".startswith(magic):
         raise ModelFormatError(f"{cursor.source}: not a GGUF file: it starts with {magic!r}, not with b'GGUF'")
     cursor.take(4)
     version = cursor.u32()
     if version in (2, 3):
         return version
     if version and version & 0xFFFF == 0:
-        raise UnsupportedModelError(f"{cursor.source}: a big-endian GGUF file; take or convert a little-endian one")
-    raise UnsupportedModelError(f"{cursor.source}: GGUF version {version}; versions 2 and 3 are read, so convert it")
+        raise ModelFormatError(f"{cursor.source}: a big-endian GGUF file; take or make a little-endian one")
+    raise ModelFormatError(f"{cursor.source}: GGUF version {version}; only 2 and 3 are read, so convert the model anew")
 
 
 def _check_alignment(cursor: _Cursor, alignment: Value) -> int:
@@ -201,7 +199,7 @@ def _check_alignment(cursor: _Cursor, alignment: Value) -> int:
 def _read_value(cursor: _Cursor) -> Value:
     kind = cursor.u32()
     if kind == _STRING:
-        return cursor.text()
+        return cursor.text(cursor.u64())
     if kind == _ARRAY:
         return _read_array(cursor)
     layout = _SCALARS.get(kind)
@@ -248,8 +246,7 @@ def _read_tensor_table(cursor: _Cursor, count: int) -> list[TensorInfo]:
     seen: set[str] = set()
     table = []
     for index in range(count):
-        cursor.part = f"tensor {index} of {count}"
-        name = cursor.name(cursor.part)
+        name = cursor.name(f"tensor {index} of {count}")
         cursor.part = f"tensor {clip(name)}"
         if name in seen:
             raise cursor.error("appears twice")

@@ -204,14 +204,3 @@ class TypedMetadata:
         if held.dtype == np.uint64 and dtype.kind == "i" and held.max() > np.iinfo(np.int64).max:
             raise ModelFormatError(f"{self.path.name}: metadata key {clip(key)} holds a number above 2**63 - 1")
         return held.astype(dtype)
-
-    def per_layer(self, key: str, layers: int, default: T | _Required = REQUIRED) -> list[int] | T:
-        """One whole number for each of `layers` layers; a single stored integer stands for all of them."""
-        held = self.metadata.get(key)
-        if isinstance(held, np.ndarray):
-            values = self.integers(key).tolist()
-            if len(values) != layers:
-                raise self._wrong(key, f"one integer, or one for each of {layers} layers,")
-            return [int(v) for v in values]
-        value = self.integer(key, default)
-        return [value] * layers if isinstance(value, int) and key in self.metadata else value  # type: ignore[return-value]
