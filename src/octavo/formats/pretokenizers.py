@@ -93,15 +93,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     # What files without a name were made with: punctuation first, digits in groups of three last.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     **dict.fromkeys(("gpt-2", "gpt2", "mpt", "olmo", "jais", "phi-2", "exaone4", "gigachat", "trillion"), _gpt2),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _digits_gpt2
-    ),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _digits_gpt2),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _llama3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _three_digits),
-    **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"), _qwen2
-    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"), _qwen2),
     "qwen35": PreTokenizer((_words(r"\p{N}", letters=r"[\p{L}\p{M}]", marks=r"\p{M}"),)),
     "tekken": PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "o200k", "llama4", "kanana2"), _o200k),

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def _last_cut(text: str, ranks: dict[str, int]) -> int:
     """Where the last two symbols meet when `text` alone is merged; 0 if merging does not lead to one symbol."""
     symbols = list(text)
     rank_of = ranks.get
-    pairs = [rank_of(a + b, _NEVER) for a, b in zip(symbols, symbols[1:], strict=False)]
+    pairs = [rank_of(a + b, _NEVER) for a, b in pairwise(symbols)]
     while len(symbols) > 2:
         best = min(pairs)
         if best == _NEVER:

@@ -186,11 +186,11 @@ class Tokenizer:
         """The bytes that a token adds to a text. at_start: no text token was before it, so that the space that
         encoding puts before a text is not part of it. Raises InvalidParameterError."""
         value = self.token_bytes(token_id)
-        if at_start and self._is_spm and self.add_space_prefix and value[:1] == b" ":
-            # Only merged text starts with the added space; a user-defined token or a byte is what was there.
-            if self._vocabulary.types[token_id] in (TokenType.NORMAL, TokenType.UNDEFINED, TokenType.UNUSED):
-                return value[1:]
-        return value
+        if not (at_start and self._is_spm and self.add_space_prefix and value[:1] == b" "):
+            return value
+        # Only merged text starts with the added space; a user-defined token or a byte is what was there.
+        merged = self._vocabulary.types[token_id] in (TokenType.NORMAL, TokenType.UNDEFINED, TokenType.UNUSED)
+        return value[1:] if merged else value
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for: UTF-8, or a part of it; the spelling of a special token.

@@ -99,7 +99,7 @@ def _build(metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenize
     if not lines and len(ids) > len(_BYTES) + 1:
         raise ModelFormatError(f"{PREFIX}merges is missing; byte-level BPE cannot be built without it")
     with collector_paused():
-        merges = list(map(tuple, map(str.split, lines, repeat(" "))))
+        merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
         if set(map(len, merges)) - {2}:
             index = next(i for i, pair in enumerate(merges) if len(pair) != 2)
             raise ModelFormatError(f"{PREFIX}merges, entry {index}, is not two tokens: {clip(lines[index])}")

@@ -1,7 +1,8 @@
 """SentencePiece BPE (`tokenizer.ggml.model = "llama"`: Llama 2, Mistral, Gemma): pairs of characters are merged by the
 scores of the results; what no token covers is written as bytes.
 
-A space is the word mark U+2581 in tokens. The ordered merges come from spm_merges.py and run in the `tokenizers` library.
+A space is the word mark U+2581 in tokens. The ordered merges come from spm_merges.py; the `tokenizers` library runs
+them.
 """
 
 from __future__ import annotations

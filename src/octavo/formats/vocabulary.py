@@ -193,9 +193,7 @@ def _types(
     return types
 
 
-def _end_ids(
-    ids: Mapping[str, int], types: NDArray[np.int32], special: Mapping[str, int | None]
-) -> frozenset[int]:
+def _end_ids(ids: Mapping[str, int], types: NDArray[np.int32], special: Mapping[str, int | None]) -> frozenset[int]:
     named = {special[name] for name in ("eos", "eot", "eom")}
     known = {text: ids[text] for text in _TURN_ENDS if text in ids and types[ids[text]] == TokenType.CONTROL}
     if {"<|return|>", "<|call|>", "<|end|>"} <= known.keys():
