@@ -58,8 +58,9 @@ def draw_tokens(draws: Sequence[Draw]) -> list[int]:
     candidates: list[I64] = [np.empty(0, np.int64)] * len(draws)
     wide: list[int] = []
     for index, draw in enumerate(draws):
-        if draw.survivors is not None and len(draw.survivors.ids) <= _DIRECT:
-            candidates[index] = draw.survivors.ids
+        ids = np.arange(len(draw.row)) if draw.survivors is None else draw.survivors.ids
+        if len(ids) <= _DIRECT:
+            candidates[index] = ids
         else:
             wide.append(index)
     if wide:

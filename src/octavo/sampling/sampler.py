@@ -56,6 +56,9 @@ def sample(logits: F32, states: Sequence[SamplerState]) -> list[Sampled]:
     """
     if logits.ndim != 2 or len(logits) != len(states):
         raise ValueError(f"logits of shape {logits.shape} for {len(states)} states; [R, V] and R states are needed")
+    for state in states:
+        if state.vocab_size != logits.shape[1]:
+            raise ValueError(f"logits of width {logits.shape[1]} for a state with a vocabulary of {state.vocab_size}")
     tokens = _choose(logits, states)
     return [_report(row, state, token) for row, state, token in zip(logits, states, tokens, strict=True)]
 
