@@ -156,12 +156,15 @@ class CacheManager:
 
         None when that page is not a full one, or its prefix is not published: then nobody could take it over.
         """
-        size = self.page_size
-        first = computed // size
-        if first != table.published or (first + 1) * size > len(tokens):
+        first = computed // self.page_size
+        return self._key(table.cursor, table.namespace, tokens, first) if first == table.published else None
+
+    def first_missing_key(self, tokens: array[int], limit: int, namespace: Hashable) -> tuple[int, bytes] | None:
+        """The same for a sequence that has no table yet: the first page that the cache does not have."""
+        if not self.enable_prefix_caching:
             return None
-        parent = hash(table.namespace) if table.cursor is None else id(table.cursor)
-        return parent, tokens[first * size : (first + 1) * size].tobytes()
+        nodes = self.tree.match(tokens[:limit], namespace).nodes
+        return self._key(nodes[-1] if nodes else None, namespace, tokens, len(nodes))
 
     def reset(self) -> int:
         """Drop every cached page that is not in use; returns how many."""
@@ -170,6 +173,13 @@ class CacheManager:
     def check(self) -> None:
         """Assert the invariants of pool and tree; for tests and soaks."""
         self.pool.check(self.tree.cached_pages())
+
+    def _key(self, parent: Node | None, namespace: Hashable, tokens: array[int], page: int) -> tuple[int, bytes] | None:
+        size = self.page_size
+        if (page + 1) * size > len(tokens):
+            return None
+        prefix = hash(namespace) if parent is None else id(parent)
+        return prefix, tokens[page * size : (page + 1) * size].tobytes()
 
     def _from_tree(
         self, tokens: array[int], limit: int, namespace: Hashable

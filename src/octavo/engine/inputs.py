@@ -1,0 +1,133 @@
+"""What callers pass as prompts, brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+from octavo.core.errors import RequestError
+from octavo.core.params import SamplingParams
+
+__all__ = [
+    "Conversation",
+    "Message",
+    "Prompt",
+    "PromptInput",
+    "TextPrompt",
+    "TokensPrompt",
+    "conversations",
+    "pair_params",
+    "parse",
+]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text; cache_salt: share cached prefixes only with requests of the same salt."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; prompt: the text they came from, reported and otherwise unused."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+
+
+@dataclass(frozen=True)
+class PromptInput:
+    """token_ids None: the text is still to be encoded."""
+
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str | None = None
+
+
+def parse(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
+    """One prompt or several, each text, token ids or a dict, as a list. A list that starts with an int is one prompt.
+
+    Raises RequestError naming the prompt that is none of these.
+    """
+    if isinstance(prompts, str | Mapping) or _is_tokens(prompts):
+        return [_parse_one(prompts, "the prompt")]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be text, token ids, a dict, or a list of these, not {_kind(prompts)}")
+    return [_parse_one(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
+
+
+def pair_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """One SamplingParams for each of `count` prompts. Raises RequestError where their numbers differ."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    listed = list(params)
+    if len(listed) != count:
+        raise RequestError(f"{len(listed)} sampling_params for {count} prompts; pass one for all or one for each")
+    for item in listed:
+        if not isinstance(item, SamplingParams):
+            raise RequestError(f"sampling_params must be SamplingParams, not {_kind(item)}")
+    return listed
+
+
+def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or several, as a list. Raises RequestError for anything else."""
+    given: Any = messages
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise RequestError("messages must be a list of {'role': ..., 'content': ...} dicts, or a list of such lists")
+    several: list[Any] = [given] if isinstance(given[0], Mapping) else list(given)
+    for conversation in several:
+        whole = isinstance(conversation, Sequence) and all(isinstance(message, Mapping) for message in conversation)
+        if not whole or not conversation:
+            raise RequestError("a conversation must be a non-empty list of {'role': ..., 'content': ...} dicts")
+    return several
+
+
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0 and _is_int(value[0])
+
+
+def _is_int(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _parse_one(prompt: Any, name: str) -> PromptInput:
+    if isinstance(prompt, str):
+        return PromptInput(prompt, None)
+    if isinstance(prompt, Mapping):
+        return _parse_dict(prompt, name)
+    return PromptInput(None, _tokens(prompt, name))
+
+
+def _parse_dict(prompt: Mapping[str, Any], name: str) -> PromptInput:
+    unknown = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}))
+    if unknown:
+        raise RequestError(
+            f"{name} has the key {unknown[0]!r}; possible keys are prompt, prompt_token_ids and cache_salt"
+        )
+    text, salt = prompt.get("prompt"), prompt.get("cache_salt")
+    for key, value in (("prompt", text), ("cache_salt", salt)):
+        if value is not None and not isinstance(value, str):
+            raise RequestError(f"{name}: {key} must be text, not {_kind(value)}")
+    ids = prompt.get("prompt_token_ids")
+    if ids is None and text is None:
+        raise RequestError(f"{name} has neither prompt nor prompt_token_ids")
+    return PromptInput(text, None if ids is None else _tokens(ids, name), salt)
+
+
+def _tokens(value: Any, name: str) -> list[int]:
+    if not isinstance(value, Sequence) or not all(_is_int(token) for token in value):
+        raise RequestError(f"{name} must be text, a list of token ids, or a dict, not {_kind(value)}")
+    return [token.__index__() for token in value]
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} ({value!r:.60})"

@@ -1,0 +1,103 @@
+"""Tokens into what the caller sees: text without half characters or stop strings, and log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from octavo.core.outputs import Logprob, TokenLogprobs
+
+__all__ = ["Detokenize", "StopStrings", "TextBuilder", "assemble_logprobs"]
+
+
+class Detokenize(Protocol):
+    """What turns ids into text piece by piece (see formats/detokenizer.py)."""
+
+    def append(self, token: int, /) -> str:
+        """The text that this token completes; "" while a character is incomplete."""
+
+    def flush(self) -> str:
+        """What is left, incomplete characters as U+FFFD."""
+
+
+class StopStrings:
+    """Finds stop strings in text that arrives in pieces, and holds back what may become one."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.stops = stops
+
+    def find(self, text: str) -> tuple[int, str] | None:
+        """(start, string) of the occurrence that starts first; of two that start together, the one listed first."""
+        found = [(at, i) for i, stop in enumerate(self.stops) if (at := text.find(stop)) >= 0]
+        if not found:
+            return None
+        at, index = min(found)
+        return at, self.stops[index]
+
+    def held(self, text: str) -> int:
+        """How many characters at the end of `text` are the start of a stop string."""
+        longest = 0
+        for stop in self.stops:
+            for size in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
+
+
+class TextBuilder:
+    """The text of one completion.
+
+    Text that may turn out to be the start of a stop string is held back, so `text` only ever grows.
+    """
+
+    def __init__(self, detokenizer: Detokenize, stops: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops) if stops else None
+        self._include_stop = include_stop
+        self._parts: list[str] = []
+        self._held = ""
+
+    @property
+    def text(self) -> str:
+        """What can be shown."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    def append(self, token: int, *, may_stop: bool = True) -> str | None:
+        """Add a token; returns the stop string that it completes, if any. The text then ends there.
+
+        may_stop: False while min_tokens forbids to stop; a stop string completed then is ordinary text.
+        """
+        piece = self._detokenizer.append(token)
+        if self._stops is None:
+            if piece:
+                self._parts.append(piece)
+            return None
+        pending = self._held + piece
+        found = self._stops.find(pending) if may_stop and piece else None
+        if found is not None:
+            at, stop = found
+            self._emit(pending, at + len(stop) if self._include_stop else at)
+            self._held = ""
+            return stop
+        self._emit(pending, len(pending) - self._stops.held(pending))
+        return None
+
+    def finish(self) -> None:
+        """No more tokens: show what was held back and what is left of an incomplete character."""
+        rest = self._held + self._detokenizer.flush()
+        self._held = ""
+        if rest:
+            self._parts.append(rest)
+
+    def _emit(self, pending: str, size: int) -> None:
+        if size:
+            self._parts.append(pending[:size])
+        self._held = pending[size:]
+
+
+def assemble_logprobs(ranked: Iterable[tuple[int, float, int]], decode: Callable[[int], str]) -> TokenLogprobs:
+    """(id, log-probability, rank), the sampled or given token first -> the dict that callers know."""
+    return {token: Logprob(logprob, rank, decode(token)) for token, logprob, rank in ranked}

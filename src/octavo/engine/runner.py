@@ -1,0 +1,83 @@
+"""A plan into logits: flatten it into one ragged batch and call the model once."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.batch import RaggedBatch
+from octavo.engine.scheduler import StepPlan
+from octavo.ops.kv import KVStore
+
+__all__ = ["Forward", "Runner", "flatten"]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+class Forward(Protocol):
+    """A model: batch in, logits f32 [R, V] of its logit_rows out; keys and values go to the batch's pages."""
+
+    def forward(self, batch: RaggedBatch, kv: KVStore) -> F32: ...
+
+
+class Runner:
+    """Runs plans on a model and its KV store in this process."""
+
+    def __init__(self, model: Forward, kv: KVStore) -> None:
+        self.model = model
+        self.kv = kv
+
+    def run(self, plan: StepPlan) -> F32:
+        """Logits f32 [plan.num_logit_rows, V], rows in the plan's order."""
+        for source, target in plan.copies:
+            self.kv.copy_page(source, target)
+        return self.model.forward(flatten(plan), self.kv)
+
+
+def flatten(plan: StepPlan) -> RaggedBatch:
+    """The plan as arrays (see RaggedBatch)."""
+    sequences = plan.sequences
+    counts = np.array(plan.counts, np.int32)
+    starts = np.zeros(len(sequences) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    computed = np.array([s.computed for s in sequences], np.int32)
+    if plan.num_tokens == len(sequences):  # decode only
+        tokens = np.array([s.tokens[s.computed] for s in sequences], np.int32)
+        positions = computed
+    else:
+        flat = array("i")
+        for s, count in zip(sequences, plan.counts, strict=True):
+            flat.extend(s.tokens[s.computed : s.computed + count])
+        tokens = np.array(flat, np.int32)
+        positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
+    return RaggedBatch(
+        tokens=tokens,
+        positions=positions,
+        query_starts=starts,
+        kv_lens=computed + counts,
+        page_tables=_page_tables(plan),
+        logit_rows=_logit_rows(plan, starts),
+    )
+
+
+def _page_tables(plan: StepPlan) -> I32:
+    """i32 [S, P], padded with -1."""
+    pages = [s.table.pages for s in plan.sequences if s.table is not None]
+    assert len(pages) == len(plan.sequences), "a planned sequence has no pages"
+    tables = np.full((len(pages), max(map(len, pages))), -1, np.int32)
+    for row, table in zip(tables, pages, strict=True):
+        row[: len(table)] = table
+    return tables
+
+
+def _logit_rows(plan: StepPlan, starts: I32) -> I32:
+    """i32 [R]: the last logit_counts[i] rows of each sequence."""
+    if plan.num_logit_rows == plan.num_tokens:
+        return np.arange(plan.num_tokens, dtype=np.int32)
+    counts = np.array(plan.logit_counts, np.int32)
+    shift = starts[1:] - np.cumsum(counts, dtype=np.int32)
+    return np.arange(plan.num_logit_rows, dtype=np.int32) + np.repeat(shift, counts)

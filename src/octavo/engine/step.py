@@ -1,0 +1,328 @@
+"""The engine: schedule, run, sample, commit, once per step."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.cache.manager import CacheManager, CacheUsage
+from octavo.core.config import EngineConfig
+from octavo.core.errors import ConfigError, ContextLengthError, OctavoError, RequestError, SamplingError
+from octavo.core.outputs import FinishReason
+from octavo.core.params import SamplingParams
+from octavo.core.request import Request
+from octavo.engine.output import Detokenize, TextBuilder, assemble_logprobs
+from octavo.engine.scheduler import Scheduler, StepPlan
+from octavo.engine.sequence import Group, Sequence
+from octavo.sampling.sampler import Sampled, SamplerState, prompt_logprobs, sample
+
+__all__ = ["Engine", "EngineStats", "Executor", "Vocabulary"]
+
+F32 = NDArray[np.float32]
+logger = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """What runs a plan: the CPU runner, another device, or a simulator."""
+
+    def run(self, plan: StepPlan) -> F32:
+        """Logits f32 [plan.num_logit_rows, V], in the plan's order."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the engine must know of tokens.
+
+    size: V. eog_ids: ids that end an output. decode: the text of one id alone. detokenizer: a new one for each
+    sequence, called with skip_special_tokens.
+    """
+
+    size: int
+    eog_ids: Collection[int]
+    decode: Callable[[int], str]
+    detokenizer: Callable[[bool], Detokenize]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts since the engine was made, and its state now.
+
+    prompt_tokens: computed, without those taken from the cache. *_s: seconds of all steps spent in each stage.
+    """
+
+    running: int
+    waiting: int
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    schedule_s: float
+    run_s: float
+    sample_s: float
+    commit_s: float
+    cache: CacheUsage
+
+
+class Engine:
+    """Many requests, one model. Its methods may be called from several threads; steps run one at a time.
+
+    A request ends with a reason whatever happens: an exception in a step fails the requests in that step, with its
+    text, and the engine goes on with the others.
+    """
+
+    def __init__(self, executor: Executor, config: EngineConfig, vocabulary: Vocabulary) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+        caching = config.enable_prefix_caching
+        cache = CacheManager(config.num_pages, config.block_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(config, cache)
+        self._executor = executor
+        self._eog_ids = frozenset(vocabulary.eog_ids)
+        self._groups: dict[str, Group] = {}
+        self._order = itertools.count()
+        self._arrivals = itertools.count()
+        self._aborts: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._steps = self._prompt_tokens = self._generated = 0
+        self._seconds = [0.0, 0.0, 0.0, 0.0]
+
+    @property
+    def cache(self) -> CacheManager:
+        return self.scheduler.cache
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._groups)
+
+    def make_request(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """A checked request with what follows from the engine filled in; queues nothing.
+
+        A request without a seed draws one from the engine's seed and its number in order of arrival.
+        Raises RequestError (no tokens, or one outside the vocabulary), ContextLengthError (no room in the context).
+        """
+        room = self._check_prompt(prompt_token_ids, params)
+        number = next(self._arrivals)
+        seed = params.seed
+        if seed is None:
+            seed = int(np.random.SeedSequence([self.config.seed % 2**64, number]).generate_state(1, np.uint64)[0])
+        return Request(
+            request_id=str(number),
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            seed=seed,
+            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            prompt=prompt,
+            cache_salt=cache_salt,
+        )
+
+    def _check_prompt(self, ids: list[int], params: SamplingParams) -> int:
+        """How many tokens the context has left for the answer."""
+        if not ids:
+            raise RequestError("the prompt is empty: it has no tokens to continue from")
+        size, length = self.vocabulary.size, self.config.max_model_len
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= size:
+            bad = low if low < 0 else high
+            raise RequestError(f"the prompt holds token id {bad}; this model's vocabulary has ids 0 to {size - 1}")
+        room = length - len(ids)
+        if room < max(1, params.min_tokens):
+            answer = f"{params.min_tokens} (min_tokens)" if params.min_tokens > 1 else "1"
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens and the answer needs at least {answer}, but the context window "
+                f"holds {length} tokens; shorten the prompt, or load the model with a larger max_model_len"
+            )
+        return room
+
+    def prepare(self, request: Request) -> Group:
+        """A group ready to be queued; raises InvalidParameterError for token ids outside the vocabulary."""
+        params = request.params
+        group = Group(request, self.vocabulary.decode)
+        eos = frozenset() if params.ignore_eos else self._eog_ids
+        first = SamplerState(params, request.prompt_token_ids, self.vocabulary.size, eos, request.seed)
+        for index in range(params.n):
+            text = TextBuilder(
+                self.vocabulary.detokenizer(params.skip_special_tokens),
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+            )
+            sampler = first if params.n == 1 else first.fork(index)
+            Sequence(group, index, next(self._order), sampler, text, eos)
+        return group
+
+    def add(self, group: Group) -> None:
+        """Queue a prepared group."""
+        with self._lock:
+            assert group.request.request_id not in self._groups, "the request is already queued"
+            self._groups[group.request.request_id] = group
+            for sequence in group.sequences:
+                self.scheduler.add(sequence)
+
+    def abort(self, group: Group) -> None:
+        """End a request early. Its pages are free when this returns, or after the step that is running now."""
+        self._aborts.append(group.request.request_id)
+        # Never waits: a generator that is dropped in the middle of a step ends up here in the same thread.
+        while self._aborts and self._lock.acquire(blocking=False):
+            try:
+                self._end_aborted()
+            finally:
+                self._lock.release()
+
+    def step(self) -> list[Group]:
+        """Run one step; returns the groups in which something changed. Does nothing when there is no work."""
+        with self._lock:
+            self._end_aborted()
+            touched = self._step() if self._groups else []
+            self._end_aborted()
+        return touched
+
+    def stats(self) -> EngineStats:
+        scheduler, seconds = self.scheduler, self._seconds
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=sum(not sequence.finished for sequence in list(scheduler.waiting)),
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated,
+            preemptions=scheduler.preemptions,
+            schedule_s=seconds[0],
+            run_s=seconds[1],
+            sample_s=seconds[2],
+            commit_s=seconds[3],
+            cache=self.cache.usage(),
+        )
+
+    def _step(self) -> list[Group]:
+        clock, committing = time.perf_counter, False
+        try:
+            start = clock()
+            plan = self.scheduler.schedule()
+            assert plan.sequences, "requests are queued, but none can run"
+            scheduled = clock()
+            logits = self._executor.run(plan)
+            ran = clock()
+            failed = self._report_prompts(plan, logits)
+            sampled = self._sample(plan, logits, failed)
+            drawn = clock()
+            committing = True
+            touched = self._commit(plan, sampled) + failed
+        except Exception as error:
+            logger.debug("a step failed", exc_info=True)
+            return self._fail_step(error)
+        except BaseException as error:
+            if committing:  # tokens may be half taken
+                self._fail_step(error)
+            self.scheduler.restart(self._groups.values())
+            raise
+        self._count(scheduled - start, ran - scheduled, drawn - ran, clock() - drawn)
+        return touched
+
+    def _count(self, *stages: float) -> None:
+        self._steps += 1
+        for stage, spent in enumerate(stages):
+            self._seconds[stage] += spent
+
+    def _commit(self, plan: StepPlan, sampled: list[Sampled | None]) -> list[Group]:
+        self._generated += len(sampled)
+        self._prompt_tokens += plan.num_tokens - sum(plan.counts[i] == 1 for i in plan.sampling)
+        touched = self.scheduler.commit(plan, sampled)
+        for group in touched:
+            group.version += 1
+            if group.metrics.first_token_s is None:
+                group.metrics.first_token_s = group.elapsed()
+            if group.finished:
+                self._forget(group)
+        return touched
+
+    def _sample(self, plan: StepPlan, logits: F32, failed: list[Group]) -> list[Sampled | None]:
+        """A token for each index of plan.sampling. A request whose logits give none is failed, alone."""
+        sequences = [plan.sequences[i] for i in plan.sampling]
+        if len(logits) != len(sequences):
+            ends = np.cumsum(plan.logit_counts)
+            logits = logits[ends[plan.sampling] - 1]
+        result: list[Sampled | None] = [None] * len(sequences)
+        rows = [row for row, sequence in enumerate(sequences) if not sequence.finished]
+        while rows:
+            try:
+                chosen = logits if len(rows) == len(logits) else logits[rows]
+                tokens = sample(chosen, [sequences[row].sampler for row in rows])
+            except SamplingError as error:
+                for number, reason in error.rows.items():
+                    self._fail(sequences[rows[number]].group, reason, failed)
+                rows = [row for row in rows if not sequences[row].finished]
+                continue
+            for row, token in zip(rows, tokens, strict=True):
+                result[row] = token
+            break
+        return result
+
+    def _report_prompts(self, plan: StepPlan, logits: F32) -> list[Group]:
+        """Log-probabilities of the prompt tokens whose rows are in this step; returns groups that failed."""
+        failed: list[Group] = []
+        end = 0
+        for sequence, rows, count in zip(plan.sequences, plan.logit_counts, plan.counts, strict=True):
+            start, end = end, end + rows
+            group, top = sequence.group, sequence.group.request.params.prompt_logprobs
+            if top is None or group.prompt_logprobs is None or sequence.index or group.prompt_done:
+                continue
+            first = sequence.computed + count - rows + 1
+            targets = sequence.tokens[first : min(first + rows, sequence.prompt_length)].tolist()
+            try:
+                ranked = prompt_logprobs(logits[start : start + len(targets)], targets, top)
+            except SamplingError as error:
+                self._fail(group, next(iter(error.rows.values())), failed)
+                continue
+            group.prompt_logprobs += [assemble_logprobs(each, group.decode) for each in ranked]
+        return failed
+
+    def _fail_step(self, error: BaseException) -> list[Group]:
+        """End every request of a broken step; where there was no plan yet, whatever was to run."""
+        reason = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+        scheduler = self.scheduler
+        sequences = scheduler.plan.sequences or scheduler.running or list(scheduler.waiting)
+        failed: list[Group] = []
+        for group in {id(s.group): s.group for s in sequences}.values():
+            if group.request.request_id in self._groups:
+                self._fail(group, reason, failed)
+        return failed
+
+    def _fail(self, group: Group, reason: str, failed: list[Group]) -> None:
+        group.error = reason
+        self._end(group, "error")
+        failed.append(group)
+
+    def _end_aborted(self) -> None:
+        while self._aborts:
+            group = self._groups.get(self._aborts.popleft())
+            if group is not None:
+                self._end(group, "abort")
+
+    def _end(self, group: Group, reason: FinishReason) -> None:
+        self.scheduler.end(group, reason)
+        group.version += 1
+        self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        group.metrics.finished_s = group.elapsed()
+        self._groups.pop(group.request.request_id, None)
+
+
+def check_seed(seed: int) -> None:
+    """Raises ConfigError unless seed is an integer."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed must be an integer, not {seed!r}")
