@@ -38,6 +38,12 @@ def _q3_scales(packed: Blocks) -> NDArray[np.uint8]:
     return scales
 
 
+def _bit_planes(packed: Blocks) -> NDArray[np.uint8]:
+    """packed u8 [n, 32] -> u8 [n, 8, 32]: bit j of each byte."""
+    planes: NDArray[np.uint8] = (packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    return planes
+
+
 def decode_q2_k(blocks: Blocks, out: Values) -> None:
     """16 x (scale 4 bits, minimum 4 bits), 256 x 2 bits, d f16, dmin f16: d * scale * q - dmin * minimum."""
     packed = blocks[:, 16:80].reshape(-1, 2, 32)
@@ -53,12 +59,9 @@ def decode_q2_k(blocks: Blocks, out: Values) -> None:
 
 def decode_q3_k(blocks: Blocks, out: Values) -> None:
     """256 third bits, 256 x 2 bits, 16 scales of 6 bits, d f16: d * (scale - 32) * (q - 4)."""
-    packed = blocks[:, 32:96].reshape(-1, 2, 32)
-    quarters = out.reshape(-1, 2, 4, 32)
-    for part in range(2):
-        for i in range(4):
-            top = ((blocks[:, :32] >> (4 * part + i)) & 1) << 2
-            quarters[:, part, i] = ((packed[:, part] >> (2 * i)) & 3) | top
+    values = (_bit_planes(blocks[:, :32]) << 2).reshape(-1, 2, 4, 32)
+    values |= (blocks[:, 32:96].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3
+    out[:] = values.reshape(-1, 256)
     out -= 4
     scales = half(blocks, 108) * (_q3_scales(blocks[:, 96:108]).astype(np.float32) - 32)
     groups = out.reshape(-1, 16, 16)
@@ -77,11 +80,10 @@ def decode_q4_k(blocks: Blocks, out: Values) -> None:
 def decode_q5_k(blocks: Blocks, out: Values) -> None:
     """As Q4_K, with 256 fifth bits before the nibbles: bit j of byte i belongs to value 32 * j + i."""
     packed = blocks[:, 48:].reshape(-1, 4, 32)
-    top = blocks[:, 16:48]
-    pairs = out.reshape(-1, 4, 2, 32)
-    for j in range(4):
-        pairs[:, j, 0] = (packed[:, j] & 15) | (((top >> (2 * j)) & 1) << 4)
-        pairs[:, j, 1] = (packed[:, j] >> 4) | (((top >> (2 * j + 1)) & 1) << 4)
+    values = (_bit_planes(blocks[:, 16:48]) << 4).reshape(-1, 4, 2, 32)
+    values[:, :, 0] |= packed & 15
+    values[:, :, 1] |= packed >> 4
+    out[:] = values.reshape(-1, 256)
     _scale_eight_groups(blocks, out)
 
 
