@@ -40,7 +40,8 @@ def _q3_scales(packed: Blocks) -> NDArray[np.uint8]:
 
 def _bit_planes(packed: Blocks) -> NDArray[np.uint8]:
     """packed u8 [n, 32] -> u8 [n, 8, 32]: bit j of each byte."""
-    planes: NDArray[np.uint8] = (packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    planes: NDArray[np.uint8] = packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]
+    planes &= 1
     return planes
 
 
