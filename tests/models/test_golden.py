@@ -49,8 +49,9 @@ TOLERANCES: dict[str, dict[str, Tolerance]] = {
     },
 }
 FAST = {("reference", "smollm2-135m"), ("native", "smollm2-135m"), ("native", "gemma3-270m")}
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CASES = [
-    pytest.param(backend, model, id=f"{backend}-{model}", marks=[] if (backend, model) in FAST else pytest.mark.slow)
+    pytest.param(backend, model, id=f"{backend}-{model}", marks=[] if (backend, model) in FAST else SLOW)
     for backend, models in TOLERANCES.items()
     for model in models
 ]

@@ -120,9 +120,7 @@ class TensorReader:
         left = [name for name in self._left if not any(part in name for part in _REDUNDANT)]
         vision = [name for name in left if name.startswith(_VISION)]
         if vision:
-            logger.warning(
-                "%s: %d tensors of its vision part are not used: this is its text model", self._name, len(vision)
-            )
+            logger.warning("%s: %d tensors of its vision part are not used: only text runs", self._name, len(vision))
         unknown = [name for name in left if not name.startswith(_VISION)]
         if unknown:
             raise UnsupportedModelError(

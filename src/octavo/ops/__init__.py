@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.errors import ConfigError
+from octavo.core.host import default_threads
 from octavo.ops.api import Ops
 
 __all__ = ["BACKENDS", "make_ops"]
@@ -13,7 +14,7 @@ BACKENDS = ("native", "reference")
 def make_ops(backend: str = "native", threads: int | None = None) -> Ops:
     """Open a backend; it is imported only now.
 
-    threads: worker threads of the native backend (None: one per physical core it may use).
+    threads: threads of the native backend (None: OCTAVO_THREADS, else one per physical core it may use).
     Raises ConfigError: an unknown backend, one that is not built here, or threads for the reference backend.
     """
     if backend == "reference":
@@ -33,6 +34,5 @@ def make_ops(backend: str = "native", threads: int | None = None) -> Ops:
                 f"backend 'native' is not built here ({error}); install Octavo with `pip install .`, "
                 "or choose backend='reference' (slow)"
             ) from error
-        ops: Ops = NativeOps(threads)
-        return ops
+        return NativeOps(default_threads().threads if threads is None else threads)
     raise ConfigError(f"backend {backend!r} is not known; possible: {', '.join(BACKENDS)}")

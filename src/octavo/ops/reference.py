@@ -120,7 +120,7 @@ class ReferenceOps:
         if rope is not None:
             q, k = rotate(q, batch.positions, rope), rotate(k, batch.positions, rope)
         write_kv(k, v, kv, layer, batch)
-        return np.ascontiguousarray(q).reshape(len(qkv), -1)
+        return np.ascontiguousarray(q).reshape(len(qkv), spec.heads * spec.head_dim)
 
     def attention(self, q: F32, kv: KVStore, layer: int, batch: RaggedBatch, spec: AttentionSpec) -> F32:
         """See Ops.attention."""

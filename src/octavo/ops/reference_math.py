@@ -21,16 +21,17 @@ def rms_norm(x: F32, norm: Norm) -> F32:
 
 def activate(x: F32, activation: Activation) -> F32:
     """silu: x * sigmoid(x); gelu_tanh: the tanh form of GELU (Hendrycks and Gimpel, arXiv:1606.08415)."""
+    half = np.float32(0.5)
+    result: F32
     if activation == "silu":
         # tanh has no overflow at either end, unlike exp: sigmoid(x) = (1 + tanh(x / 2)) / 2.
-        half = np.float32(0.5)
-        result: F32 = x * (half + half * np.tanh(half * x))
-        return result
-    if activation == "gelu_tanh":
+        result = x * (half + half * np.tanh(half * x))
+    elif activation == "gelu_tanh":
         inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
-        result = np.float32(0.5) * x * (1 + np.tanh(inner))
-        return result
-    raise ValueError(f"activation {activation!r} is not known; possible: silu, gelu_tanh")
+        result = half * x * (1 + np.tanh(inner))
+    else:
+        raise ValueError(f"activation {activation!r} is not known; possible: silu, gelu_tanh")
+    return result
 
 
 def softcap(x: F32, cap: float) -> F32:
