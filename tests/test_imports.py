@@ -9,6 +9,7 @@ A room may import itself and the rooms it is listed with below. Some outside pac
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,8 @@ class Import:
 def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
     """Every import in the text of a module, relative ones made absolute; import_module("...") counts too."""
     package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -74,8 +76,10 @@ def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[I
             yield from (Import(f"{base}.{alias.name}", node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
             name = node.args[0] if node.args else None
-            text = name.value if isinstance(name, ast.Constant) else "<computed>"
-            yield Import(str(text), node.lineno)
+            named = [name] if isinstance(name, ast.Constant) else _module_names(tree)
+            yield from (Import(str(each.value).partition(":")[0], each.lineno) for each in named)
+            if not named:
+                yield Import("<computed>", node.lineno)
 
 
 def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
@@ -86,6 +90,12 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
         if reason:
             found.append(f"{module}:{imported.line} imports {imported.target}: {reason}")
     return found
+
+
+def _module_names(tree: ast.AST) -> list[ast.Constant]:
+    """Strings like "octavo.cli.info:info": a module that imports what a table names is held to the table's names."""
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node for node in strings if re.fullmatch(r"octavo(\.\w+)+(:\w+)?", node.value)]
 
 
 def _called(function: ast.expr) -> str:
@@ -166,6 +176,8 @@ def test_all_rooms_were_walked() -> None:
         ("octavo", "from octavo.cli.main import main"),
         ("octavo.engine.x", "import importlib\nimportlib.import_module('octavo.cli.main')"),
         ("octavo.engine.x", "importlib.import_module(name)"),
+        ("octavo.engine.x", "T = {'a': 'octavo.core.env', 'b': 'octavo.cli.run:run'}\nimport_module(T[name])"),
+        ("octavo", "T = ['octavo.cli.run']\nimport_module(T[0])"),
         ("octavo.engine.x", "__import__('torch')"),
         ("octavo.models.x", "import torch"),
         ("octavo.ops.reference", "import torch.nn.functional as F"),
@@ -204,6 +216,8 @@ def test_a_violation_is_caught(module: str, source: str) -> None:
         ("octavo.cli.main", "from octavo.engine.llm import LLM\nfrom octavo.core import errors"),
         ("octavo", "from octavo.engine.llm import LLM"),
         ("octavo.server.app", "import fastapi, uvicorn"),
+        ("octavo", "T = {'LLM': 'octavo.engine.llm'}\nimport_module(T[name])"),
+        ("octavo.cli.main", "T = {'run': 'octavo.cli.run:run'}\nimport_module(T[name])"),
         ("octavo.models.x", "import torchless\nimport httpserver"),
     ],
 )
