@@ -45,7 +45,7 @@ def letter(token: int) -> str:
 
 
 def vocabulary(size: int = 320, eog_ids: Sequence[int] = (EOG,)) -> Vocabulary:
-    return Vocabulary(size, eog_ids, letter, lambda skip_special_tokens: Letters())
+    return Vocabulary(size, size, eog_ids, letter, lambda prompt, skip, starts_text: Letters())
 
 
 def load_tiny(path: Path, backend: str = "reference", threads: int = 2) -> Model:

@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_MAX_NUM_SEQS",
     "EngineConfig",
     "KVDtype",
+    "check_limits",
     "resolve_kv_dtype",
 ]
 
@@ -81,7 +82,12 @@ class EngineConfig:
     @property
     def max_logit_rows(self) -> int:
         """Most rows of logits in one step."""
-        return self.max_num_seqs + min(PROMPT_LOGIT_ROWS, self.max_num_batched_tokens)
+        return self.logit_rows(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @staticmethod
+    def logit_rows(max_num_seqs: int, max_num_batched_tokens: int) -> int:
+        """The same for limits that are not a configuration yet."""
+        return max_num_seqs + min(PROMPT_LOGIT_ROWS, max_num_batched_tokens)
 
 
 def check_limits(max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> None:

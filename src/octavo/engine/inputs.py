@@ -10,6 +10,7 @@ from octavo.core.errors import RequestError
 from octavo.core.params import SamplingParams
 
 __all__ = [
+    "ChatTokens",
     "Conversation",
     "Message",
     "Prompt",
@@ -42,6 +43,10 @@ Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 
 
+class ChatTokens(list[int]):
+    """Token ids of a conversation: what follows them is a text of its own, not the end of a word."""
+
+
 @dataclass(frozen=True)
 class PromptInput:
     """token_ids None: the text is still to be encoded."""
@@ -49,6 +54,7 @@ class PromptInput:
     text: str | None
     token_ids: list[int] | None
     cache_salt: str | None = None
+    starts_text: bool = False
 
 
 def parse(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
@@ -104,7 +110,7 @@ def _parse_one(prompt: Any, name: str) -> PromptInput:
         return PromptInput(prompt, None)
     if isinstance(prompt, Mapping):
         return _parse_dict(prompt, name)
-    return PromptInput(None, _tokens(prompt, name))
+    return PromptInput(None, _tokens(prompt, name), starts_text=isinstance(prompt, ChatTokens))
 
 
 def _parse_dict(prompt: Mapping[str, Any], name: str) -> PromptInput:
@@ -120,7 +126,7 @@ def _parse_dict(prompt: Mapping[str, Any], name: str) -> PromptInput:
     ids = prompt.get("prompt_token_ids")
     if ids is None and text is None:
         raise RequestError(f"{name} has neither prompt nor prompt_token_ids")
-    return PromptInput(text, None if ids is None else _tokens(ids, name), salt)
+    return PromptInput(text, None if ids is None else _tokens(ids, name), salt, isinstance(ids, ChatTokens))
 
 
 def _tokens(value: Any, name: str) -> list[int]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.cache.manager import CacheManager, CacheUsage
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ConfigError, ContextLengthError, OctavoError, RequestError, SamplingError
+from octavo.core.errors import ContextLengthError, OctavoError, RequestError, SamplingError
 from octavo.core.outputs import FinishReason
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
@@ -42,14 +42,16 @@ class Executor(Protocol):
 class Vocabulary:
     """What the engine must know of tokens.
 
-    size: V. eog_ids: ids that end an output. decode: the text of one id alone. detokenizer: a new one for each
-    sequence, called with skip_special_tokens.
+    size: V, columns of the logits. known: prompts may hold ids below it. eog_ids: ids that end an output.
+    decode: the text of one id alone. detokenizer: makes one for a sequence, called with its prompt's ids,
+    skip_special_tokens, and whether the answer starts a text of its own.
     """
 
     size: int
+    known: int
     eog_ids: Collection[int]
     decode: Callable[[int], str]
-    detokenizer: Callable[[bool], Detokenize]
+    detokenizer: Callable[[list[int], bool, bool], Detokenize]
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class Engine:
         *,
         prompt: str | None = None,
         cache_salt: str | None = None,
+        starts_text: bool = False,
     ) -> Request:
         """A checked request with what follows from the engine filled in; queues nothing.
 
@@ -129,13 +132,14 @@ class Engine:
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
             prompt=prompt,
             cache_salt=cache_salt,
+            starts_text=starts_text,
         )
 
     def _check_prompt(self, ids: list[int], params: SamplingParams) -> int:
         """How many tokens the context has left for the answer."""
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens to continue from")
-        size, length = self.vocabulary.size, self.config.max_model_len
+        size, length = self.vocabulary.known, self.config.max_model_len
         low, high = min(ids), max(ids)
         if low < 0 or high >= size:
             bad = low if low < 0 else high
@@ -151,13 +155,13 @@ class Engine:
 
     def prepare(self, request: Request) -> Group:
         """A group ready to be queued; raises InvalidParameterError for token ids outside the vocabulary."""
-        params = request.params
+        params, detokenizer = request.params, self.vocabulary.detokenizer
         group = Group(request, self.vocabulary.decode)
         eos = frozenset() if params.ignore_eos else self._eog_ids
         first = SamplerState(params, request.prompt_token_ids, self.vocabulary.size, eos, request.seed)
         for index in range(params.n):
             text = TextBuilder(
-                self.vocabulary.detokenizer(params.skip_special_tokens),
+                detokenizer(request.prompt_token_ids, params.skip_special_tokens, request.starts_text),
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
             )
@@ -182,6 +186,17 @@ class Engine:
                 self._end_aborted()
             finally:
                 self._lock.release()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached page that is not in use; returns how many there were."""
+        with self._lock:
+            return self.cache.reset()
+
+    def close(self) -> None:
+        """End every request."""
+        with self._lock:
+            for group in list(self._groups.values()):
+                self._end(group, "abort")
 
     def step(self) -> list[Group]:
         """Run one step; returns the groups in which something changed. Does nothing when there is no work."""
@@ -320,9 +335,3 @@ class Engine:
     def _forget(self, group: Group) -> None:
         group.metrics.finished_s = group.elapsed()
         self._groups.pop(group.request.request_id, None)
-
-
-def check_seed(seed: int) -> None:
-    """Raises ConfigError unless seed is an integer."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed must be an integer, not {seed!r}")

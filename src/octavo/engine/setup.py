@@ -1,0 +1,237 @@
+"""From a model reference and options to everything an engine runs on: read, plan the memory, load, in this order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Literal
+
+from octavo.core.config import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    EngineConfig,
+    KVDtype,
+    check_limits,
+    resolve_kv_dtype,
+)
+from octavo.core.env import BACKENDS, env
+from octavo.core.errors import ConfigError
+from octavo.core.host import default_threads, host_facts
+from octavo.core.memory import MemoryPlan, activation_bytes, format_bytes, plan_memory
+from octavo.engine.output import Detokenize
+from octavo.engine.step import Vocabulary
+from octavo.formats.chat import ChatTemplate
+from octavo.formats.detokenizer import Detokenizer
+from octavo.formats.gguf import GGUFFile
+from octavo.formats.references import resolve
+from octavo.formats.tokenizer import Tokenizer
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import Model
+from octavo.models.loader import estimate_weight_bytes, load_model
+from octavo.ops import make_ops
+from octavo.ops.kv import KVStore
+
+__all__ = ["Loaded", "Log", "Options", "load", "vocabulary_of"]
+
+Log = Callable[[str], None]
+Backend = Literal["native", "reference"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a caller may choose; None: chosen by the engine, which logs what and why. See `LLM` for each."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    block_size: int = DEFAULT_BLOCK_SIZE
+    enable_prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
+    seed: int = 0
+    threads: int | None = None
+    kv_cache_bytes: int | None = None
+    backend: str | None = None
+    tokenizer_pre: str | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        check_limits(self.max_num_seqs, self.max_num_batched_tokens, self.block_size)
+        resolve_kv_dtype(self.kv_cache_dtype)
+        for name in ("max_model_len", "kv_cache_bytes", "threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed must be an integer, not {self.seed!r}")
+        if self.backend is not None and self.backend not in BACKENDS:
+            raise ConfigError(f"backend {self.backend!r} is not known; possible: {', '.join(BACKENDS)}")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory, and what was decided on the way. load_s: seconds by stage."""
+
+    path: Path
+    fingerprint: str
+    config: EngineConfig
+    plan: MemoryPlan
+    model: Model
+    kv: KVStore
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    load_s: dict[str, float]
+
+
+def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
+    """Find, plan and load. The plan is made, checked and logged before any weight is read.
+
+    Raises ModelError and DownloadError (no such model, or one that cannot run), MemoryPlanError (it does not fit),
+    ConfigError (an option is impossible).
+    """
+    started = time.perf_counter()
+    backend: Backend = env("OCTAVO_BACKEND") if options.backend is None else options.backend  # type: ignore[assignment]
+    threads = _threads(options, backend, log)
+    ops = make_ops(backend, threads)
+    path = resolve(fspath(model), progress=_LoggedDownload(log))
+    with GGUFFile.open(path) as file:
+        shape = ModelConfig.from_gguf(file)
+        dtype = resolve_kv_dtype(options.kv_cache_dtype)
+        plan = _plan(file, shape, options, backend, dtype)
+        config = EngineConfig(
+            max_model_len=plan.max_model_len,
+            num_pages=plan.num_pages,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            block_size=options.block_size,
+            enable_prefix_caching=options.enable_prefix_caching,
+            kv_cache_dtype=dtype,
+            kv_cache_bytes=plan.kv_cache_bytes,
+            seed=options.seed,
+            backend=backend,
+            threads=threads,
+        )
+        for line in plan.describe().splitlines():
+            log(line)
+        opened = time.perf_counter()
+        # The tokenizer is built by one thread while the weights are packed by others.
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(_timed, lambda: Tokenizer.from_metadata(file.metadata, pre=options.tokenizer_pre))
+            loaded = load_model(file, ops, max_positions=plan.max_model_len)
+            packed = time.perf_counter()
+            tokenizer, tokenizer_s = future.result()
+        template = _chat_template(file, tokenizer, options.chat_template)
+        fingerprint = file.fingerprint
+    kv = loaded.new_kv(plan.num_pages, options.block_size, dtype)
+    seconds = {
+        "open": opened - started,
+        "weights": packed - opened,
+        "tokenizer": tokenizer_s,
+        "all": time.perf_counter() - started,
+    }
+    log(
+        f"loaded {path.name}: {format_bytes(loaded.weight_bytes)} of weights in {seconds['all']:.2f} s "
+        f"(weights {seconds['weights']:.2f} s, tokenizer beside them {tokenizer_s:.2f} s)"
+    )
+    return Loaded(path, fingerprint, config, plan, loaded, kv, tokenizer, template, seconds)
+
+
+def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    """What the engine needs of a tokenizer. size: columns of the logits, which may be padded past the last token."""
+
+    def detokenizer(prompt_ids: Sequence[int], skip_special_tokens: bool, starts_text: bool) -> Detokenize:
+        made = Detokenizer(
+            tokenizer,
+            skip_special_tokens=skip_special_tokens,
+            prompt_ids=prompt_ids,
+            at_start=True if starts_text else None,
+        )
+        return _Padded(made, tokenizer.vocab_size) if size > tokenizer.vocab_size else made
+
+    def decode(token: int) -> str:
+        return tokenizer.token_bytes(token).decode("utf-8", "replace") if token < tokenizer.vocab_size else ""
+
+    return Vocabulary(size, min(size, tokenizer.vocab_size), tokenizer.eog_ids, decode, detokenizer)
+
+
+class _Padded:
+    """A detokenizer for models whose logits have more columns than the tokenizer has tokens: the rest have no text."""
+
+    def __init__(self, inner: Detokenizer, known: int) -> None:
+        self._inner, self._known = inner, known
+
+    def append(self, token: int, /) -> str:
+        return self._inner.append(token) if token < self._known else ""
+
+    def flush(self) -> str:
+        return self._inner.flush()
+
+
+class _LoggedDownload:
+    """Tells the log when a download begins, and what a person should know."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def begin(self, label: str, total_bytes: int | None) -> None:
+        size = "" if total_bytes is None else f" ({format_bytes(total_bytes)})"
+        self._log(f"downloading {label}{size}")
+
+    def update(self, done_bytes: int) -> None:
+        """A log is no place for a bar."""
+
+    def note(self, message: str) -> None:
+        self._log(message)
+
+    def end(self) -> None:
+        """What comes next says that it is over."""
+
+
+def _timed(build: Callable[[], Tokenizer]) -> tuple[Tokenizer, float]:
+    start = time.perf_counter()
+    return build(), time.perf_counter() - start
+
+
+def _threads(options: Options, backend: Backend, log: Log) -> int | None:
+    """None for the reference backend, which leaves threads to NumPy."""
+    if options.threads is not None or backend == "reference":
+        return options.threads
+    choice = default_threads()
+    log(f"threads: {choice.threads} ({choice.reason})")
+    return choice.threads
+
+
+def _plan(file: GGUFFile, shape: ModelConfig, options: Options, backend: Backend, dtype: KVDtype) -> MemoryPlan:
+    rows = EngineConfig.logit_rows(options.max_num_seqs, options.max_num_batched_tokens)
+    buffers = activation_bytes(
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=rows,
+        hidden_size=shape.hidden,
+        qkv_size=(shape.heads + 2 * shape.kv_heads) * shape.head_dim,
+        intermediate_size=shape.ffn,
+        vocab_size=shape.vocab,
+    )
+    return plan_memory(
+        weight_bytes=estimate_weight_bytes(file, backend),
+        kv_page_bytes=shape.kv_page_bytes(options.block_size, dtype),
+        page_size=options.block_size,
+        model_context_len=shape.context_length,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        activation_bytes=buffers,
+        available_bytes=host_facts().usable_memory_bytes,
+        kv_cache_bytes=options.kv_cache_bytes,
+    )
+
+
+def _chat_template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
+    """given: the text of a template, or the name of one that the file has."""
+    if given is None or "{" not in given:
+        return ChatTemplate.from_metadata(file.metadata, tokenizer, name=given)
+    own = ChatTemplate.from_metadata(file.metadata, tokenizer)
+    return ChatTemplate(given, own.bos_token, own.eos_token)
