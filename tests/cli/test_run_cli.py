@@ -20,7 +20,7 @@ from octavo.cli.answer import Answer, ChatMessage, Interrupts, stat_line
 from octavo.cli.chat import Chat
 from octavo.cli.run import split_positionals
 from octavo.cli.settings import DEFAULT_MAX_TOKENS, Settings
-from octavo.core.errors import InvalidParameterError
+from octavo.core.errors import InvalidParameterError, RequestError
 from octavo.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.core.params import SamplingParams
 
@@ -50,7 +50,8 @@ class FakeEngine:
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         return Tokens.encode("".join(f"<{each['role']}>{each['content']}" for each in messages))
 
-    def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[RequestOutput]:
+    def stream(self, prompt: str | list[int], params: SamplingParams) -> Iterator[RequestOutput]:
+        prompt = Tokens.encode(prompt) if isinstance(prompt, str) else prompt
         self.prompts.append("".join(map(chr, prompt)))
         self.params.append(params)
         assert params.max_tokens is not None
@@ -64,13 +65,14 @@ class FakeEngine:
                 if step + 1 == min(len(self.words), params.max_tokens):
                     output.finished = True
                     completion.finish_reason = "length" if step + 1 == params.max_tokens else "stop"
-                    output.error = self.error
+                if self.error and step:
+                    raise RequestError(self.error)
                 yield output
         finally:
             self.closed += 1
 
     def decode_limit_tok_s(self, context_tokens: int) -> float | None:
-        return 1e9
+        return 200.0
 
 
 @pytest.fixture
@@ -225,13 +227,14 @@ def test_binary_standard_input_is_refused() -> None:
 
 
 def test_stat_line() -> None:
-    answer = Answer("x", "stop", 10, 4, 11, 0.25, 0.1, 200.0)
-    params = SamplingParams(seed=5, max_tokens=20)
-    assert stat_line(answer, params) == "first token 250 ms · 100.0 tok/s · 50% of the memory limit · 11 tokens"
-    assert stat_line(answer, params, verbose=True).endswith("prompt 10 tokens, 4 cached · seed 5")
-    one = Answer("x", "length", 10, 0, 1, 1.5, 0.0, None)
-    assert stat_line(one, params) == "first token 1.50 s · 1 token · stopped: the context is full"
-    assert stat_line(Answer("", "abort", 1, 0, 0, 1.5, 0.0, None), params).endswith("0 tokens · stopped by Ctrl-C")
+    engine, params = FakeEngine(), SamplingParams(seed=5, max_tokens=20)
+    answer = Answer("x", "stop", 10, 4, 11, 0.25, 0.1)
+    assert stat_line(answer, params, engine) == "first token 250 ms · 100.0 tok/s · 50% of the memory limit · 11 tokens"
+    assert stat_line(answer, params, engine, verbose=True).endswith("prompt 10 tokens, 4 cached · seed 5")
+    one = Answer("x", "length", 10, 0, 1, 1.5, 0.0)
+    assert stat_line(one, params, engine) == "first token 1.50 s · 1 token · stopped: the context is full"
+    stopped = Answer("", "abort", 1, 0, 0, 1.5, 0.0)
+    assert stat_line(stopped, params, engine).endswith("0 tokens · stopped by Ctrl-C")
 
 
 # --- settings

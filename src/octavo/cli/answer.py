@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any, Protocol
 
 from octavo.cli.terminal import clear_line, is_terminal, printable, styled
-from octavo.core.errors import RequestError
 from octavo.core.outputs import FinishReason, RequestOutput
 from octavo.core.params import SamplingParams
 
@@ -38,7 +37,7 @@ class Engine(Protocol):
 
     def encode_chat(self, messages: Sequence[ChatMessage], /) -> list[int]: ...
 
-    def stream(self, prompt: list[int], params: SamplingParams, /) -> Iterator[RequestOutput]: ...
+    def stream(self, prompt: str | list[int], params: SamplingParams, /) -> Iterator[RequestOutput]: ...
 
     def decode_limit_tok_s(self, context_tokens: int, /) -> float | None: ...
 
@@ -53,7 +52,6 @@ class Answer:
         prompt_tokens, cached_tokens, tokens: in the prompt, of these not computed again, and generated.
         first_token_s: from the request to the first token.
         decode_s: from the first to the last token.
-        limit_tok_s: tokens per second if the memory streamed at its measured rate; None if not known.
     """
 
     text: str
@@ -63,7 +61,6 @@ class Answer:
     tokens: int
     first_token_s: float
     decode_s: float
-    limit_tok_s: float | None
 
     @property
     def tok_s(self) -> float | None:
@@ -103,15 +100,14 @@ def load_engine(path: Path, label: str, options: Mapping[str, Any], *, verbose: 
         from octavo.engine.llm import LLM  # slow to import: after the remark
 
         log = (lambda line: print(line, file=sys.stderr, flush=True)) if verbose else None
-        engine: Engine = LLM(path, log=log, **options)
-        return engine
+        return LLM(path, log=log, max_num_seqs=1, **options)
     finally:
         if shown:
             print(clear_line(), end="", file=sys.stderr, flush=True)
 
 
-def write_answer(engine: Engine, prompt: list[int], params: SamplingParams) -> Answer:
-    """Stream the answer to standard output; Ctrl-C ends it early."""
+def write_answer(engine: Engine, prompt: str | list[int], params: SamplingParams) -> Answer:
+    """Stream the answer to standard output; Ctrl-C ends it early. Raises RequestError."""
     clean = printable if is_terminal(sys.stdout) else str
     start = time.perf_counter()
     first = last = None
@@ -128,37 +124,41 @@ def write_answer(engine: Engine, prompt: list[int], params: SamplingParams) -> A
             shown = completion.text
             if interrupts.hit:
                 break
-    if output is not None and output.error:
-        raise RequestError(output.error)
     sys.stdout.write("" if shown.endswith("\n") else "\n")
     sys.stdout.flush()
-    return _answer(engine, output, len(prompt), start, first or time.perf_counter(), last)
+    return _answer(output, start, first or time.perf_counter(), last)
 
 
-def _answer(
-    engine: Engine, output: RequestOutput | None, prompt_tokens: int, start: float, first: float, last: float | None
-) -> Answer:
+def _answer(output: RequestOutput | None, start: float, first: float, last: float | None) -> Answer:
     completion = output.outputs[0] if output else None
     tokens = len(completion.token_ids) if completion else 0
     return Answer(
         text=completion.text if completion else "",
         reason=(completion.finish_reason if completion else None) or "abort",
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=len(output.prompt_token_ids) if output else 0,
         cached_tokens=output.metrics.cached_prompt_tokens if output else 0,
         tokens=tokens,
         first_token_s=first - start,
         decode_s=(last or first) - first,
-        limit_tok_s=engine.decode_limit_tok_s(prompt_tokens + tokens // 2),
     )
 
 
-def stat_line(answer: Answer, params: SamplingParams, *, verbose: bool = False) -> str:
+def _limit_share(answer: Answer, engine: Engine) -> float | None:
+    """Decode speed over that of memory streaming at its measured rate; the first call measures for a quarter second."""
+    if answer.tok_s is None:
+        return None
+    limit = engine.decode_limit_tok_s(answer.prompt_tokens + answer.tokens // 2)
+    return answer.tok_s / limit if limit else None
+
+
+def stat_line(answer: Answer, params: SamplingParams, engine: Engine, *, verbose: bool = False) -> str:
     """How fast it was, and why it ended if it did not end by itself; verbose: the prompt's counts and the seed too."""
     parts = [f"first token {_seconds(answer.first_token_s)}"]
     if answer.tok_s is not None:
         parts.append(f"{answer.tok_s:.1f} tok/s")
-        if answer.limit_tok_s:
-            parts.append(f"{answer.tok_s / answer.limit_tok_s:.0%} of the memory limit")
+        share = _limit_share(answer, engine)
+        if share is not None:
+            parts.append(f"{share:.0%} of the memory limit")
     parts.append(f"{answer.tokens} token" + ("" if answer.tokens == 1 else "s"))
     if answer.reason == "length":
         full = params.max_tokens is None or answer.tokens < params.max_tokens

@@ -88,22 +88,23 @@ class Chat:
     def ask(self, text: str) -> None:
         """Answer a message; what was answered before Ctrl-C stays in the conversation."""
         if self.raw:
-            self._answer(self.engine.tokenizer.encode(text))
+            self._answer(text, len(self.engine.tokenizer.encode(text)))
             return
         turn: ChatMessage = {"role": "user", "content": text}
-        reply = self._answer(self.engine.encode_chat([*self._opening(), *self.messages, turn]))
+        tokens = self.engine.encode_chat([*self._opening(), *self.messages, turn])
+        reply = self._answer(tokens, len(tokens))
         self.messages += [turn, {"role": "assistant", "content": reply}]
 
-    def _answer(self, tokens: list[int]) -> str:
+    def _answer(self, prompt: str | list[int], prompt_tokens: int) -> str:
         window = self.engine.max_model_len
-        if len(tokens) >= window:
+        if prompt_tokens >= window:
             raise RequestError(
-                f"the conversation has {len(tokens)} tokens and the context holds {window}; /clear starts anew, "
+                f"the conversation has {prompt_tokens} tokens and the context holds {window}; /clear starts anew, "
                 "--max-model-len makes it larger"
             )
-        params = self.settings.params(len(tokens), window)
-        answer = answers.write_answer(self.engine, tokens, params)
-        say(answers.stat_line(answer, params, verbose=self.verbose))
+        params = self.settings.params(prompt_tokens, window)
+        answer = answers.write_answer(self.engine, prompt, params)
+        say(answers.stat_line(answer, params, self.engine, verbose=self.verbose))
         print()
         return answer.text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from octavo.cli.progress import DownloadProgress
-from octavo.cli.terminal import bold, columns, printable
+from octavo.cli.terminal import bold, columns, printable, say
 from octavo.core.errors import OctavoError
 from octavo.core.memory import format_bytes
 from octavo.formats.catalog import CATALOG, CatalogModel
@@ -32,7 +32,11 @@ def pull(name: str) -> None:
     NAME is a short name (octavo list --available), or org/repo on Hugging Face, with a quantization or a file name
     after a colon if need be: org/repo:Q4_K_M. An interrupted download goes on where it stopped.
     """
-    click.echo(resolve(name, progress=DownloadProgress()))
+    try:
+        click.echo(resolve(name, progress=DownloadProgress()))
+    except KeyboardInterrupt:
+        say(f"interrupted; `octavo pull {name}` goes on from here")
+        raise
 
 
 @click.command("list")

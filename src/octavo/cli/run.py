@@ -100,15 +100,13 @@ def answer_once(
     engine: Engine, prompt: str, settings: Settings, *, system: str | None, raw: bool, verbose: bool
 ) -> Answer:
     """Write one answer, and on a terminal the line of figures."""
-    if raw:
-        tokens = engine.tokenizer.encode(prompt)
-    else:
-        messages: list[ChatMessage] = [{"role": "system", "content": system}] if system is not None else []
-        tokens = engine.encode_chat([*messages, {"role": "user", "content": prompt}])
-    params = settings.params(len(tokens), engine.max_model_len)
-    answer = answers.write_answer(engine, tokens, params)
+    messages: list[ChatMessage] = [{"role": "system", "content": system}] if system is not None else []
+    tokens = None if raw else engine.encode_chat([*messages, {"role": "user", "content": prompt}])
+    count = len(engine.tokenizer.encode(prompt) if tokens is None else tokens)
+    params = settings.params(count, engine.max_model_len)
+    answer = answers.write_answer(engine, prompt if tokens is None else tokens, params)
     if verbose or is_terminal(sys.stderr):
-        say(answers.stat_line(answer, params, verbose=verbose))
+        say(answers.stat_line(answer, params, engine, verbose=verbose))
     return answer
 
 
