@@ -41,6 +41,7 @@ def test_plain_table(theta: float, dimensions: int) -> None:
 
 def test_far_positions_keep_their_angles() -> None:
     table = make_rope_table(PLAIN, 100_001)
+    assert table.cos.shape == (100_001, 32)
     assert table.sin[100_000, 0] == np.float32(math.sin(100_000))
     assert table.sin[100_000, 1] == pytest.approx(math.sin(100_000 * base(PLAIN)[1]), abs=1e-7)
 

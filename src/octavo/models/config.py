@@ -19,6 +19,9 @@ __all__ = ["ModelConfig", "RopeConfig", "RopeScaling"]
 
 logger = logging.getLogger(__name__)
 
+MAX_CONTEXT = 2**24
+"""Tokens; a file that claims more is damaged, and tables made for it would fill the memory."""
+
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]
 
 # Keys that would change what the model computes, each with the one value at which it changes nothing.
@@ -38,7 +41,6 @@ _NEUTRAL: dict[str, bool | float] = {
 _INERT = (
     "expert_used_count",
     "pooling_type",
-    "rope.dimension_count_swa",
     "rope.scaling.finetuned",
     "tensor_data_layout",
 )
@@ -138,7 +140,7 @@ class ModelConfig:
             head_dim=head_dim,
             ffn=keys.integer("feed_forward_length"),
             vocab=_vocab(file),
-            context_length=keys.integer("context_length"),
+            context_length=keys.integer("context_length", high=MAX_CONTEXT),
             eps=keys.number("attention.layer_norm_rms_epsilon"),
             rope=rope,
             local_rope=_local_rope(keys, row, rope),
@@ -190,6 +192,8 @@ def _head_dim(keys: ModelKeys, hidden: int, heads: int) -> int:
             f"heads have {head_dim} key and {value_dim} value dimensions (attention.key_length, value_length); "
             "this version supports only equal ones"
         )
+    for name in ("attention.key_length_swa", "attention.value_length_swa"):
+        keys.neutral(name, head_dim)
     return head_dim
 
 
@@ -222,10 +226,14 @@ def _rope(keys: ModelKeys, row: Architecture, head_dim: int) -> RopeConfig:
     dimensions = keys.integer("rope.dimension_count", head_dim, low=2, high=head_dim)
     if dimensions % 2:
         raise ModelFormatError(f"metadata key {keys.key('rope.dimension_count')} is {dimensions}; it must be even")
+    keys.neutral("rope.dimension_count_swa", dimensions)
     scaling, factor = _scaling(keys)
+    theta = keys.number("rope.freq_base", 10000.0)
+    if theta <= 1:
+        raise ModelFormatError(f"metadata key {keys.key('rope.freq_base')} is {theta:g}; it must be above 1")
     attention_factor = keys.number("rope.scaling.attn_factor", 1.0)
     return RopeConfig(
-        theta=keys.number("rope.freq_base", 10000.0),
+        theta=theta,
         dimensions=dimensions,
         interleaved=row.interleaved_rope,
         scaling=scaling,

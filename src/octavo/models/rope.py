@@ -17,6 +17,8 @@ __all__ = ["inverse_frequencies", "make_rope_table"]
 
 F64 = NDArray[np.float64]
 
+_STEP = 1024  # positions at once: the f64 angles of 128 dimensions then stay in a core's cache
+
 
 def make_rope_table(rope: RopeConfig, max_positions: int, factors: NDArray[np.float32] | None = None) -> RopeTable:
     """cos and sin f32 [max_positions, dimensions / 2].
@@ -24,8 +26,11 @@ def make_rope_table(rope: RopeConfig, max_positions: int, factors: NDArray[np.fl
     factors: f32 [dimensions / 2], each divides a frequency (Llama 3's rope_freqs.weight, LongRoPE's tensors).
     """
     frequencies, attention = inverse_frequencies(rope, factors)
-    angles = np.arange(max_positions, dtype=np.float64)[:, None] * frequencies
-    cos, sin = (np.ascontiguousarray(f(angles) * attention, np.float32) for f in (np.cos, np.sin))
+    cos, sin = (np.empty((max_positions, len(frequencies)), np.float32) for _ in range(2))
+    for start in range(0, max_positions, _STEP):
+        stop = min(start + _STEP, max_positions)
+        angles = np.arange(start, stop, dtype=np.float64)[:, None] * frequencies
+        cos[start:stop], sin[start:stop] = np.cos(angles) * attention, np.sin(angles) * attention
     return RopeTable(cos, sin, rope.interleaved)
 
 
