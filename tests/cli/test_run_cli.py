@@ -237,6 +237,35 @@ def test_stat_line() -> None:
     assert stat_line(stopped, params, engine).endswith("0 tokens · stopped by Ctrl-C")
 
 
+def test_a_real_engine_answers(tiny_gguf: Callable[..., Path]) -> None:
+    """The whole way in a process of its own: a tiny random model on the reference backend."""
+    command = [sys.executable, "-m", "octavo", "run", str(tiny_gguf("llama")), "-v", "--max-model-len", "128"]
+    environment = dict(os.environ) | {"OCTAVO_BACKEND": "reference"}
+    runs = [
+        subprocess.run(
+            [*command, "--max-tokens", "5", "--seed", "3", *extra],
+            input="hi",
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        for extra in (
+            [],
+            [],
+            ["--raw"],
+            ["--raw", "--max-tokens", "500", "--max-model-len", "32"],
+            ["--kv-cache-dtype", "int3"],
+        )
+    ]
+    assert [each.returncode for each in runs] == [0, 0, 0, 0, 1], runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout, "the same seed gives the same answer"
+    assert "context: 128 tokens" in runs[0].stderr
+    assert "5 tokens · stopped at --max-tokens 5 · prompt" in runs[0].stderr
+    assert "seed 3" in runs[2].stderr
+    assert "stopped: the context is full" in runs[3].stderr
+    assert runs[4].stderr.splitlines()[-1].startswith("error: kv_cache_dtype 'int3'")
+
+
 # --- settings
 
 

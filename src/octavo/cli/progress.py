@@ -45,7 +45,7 @@ class DownloadProgress:
             self.end()
         self._total = total_bytes
         if total_bytes is None:
-            self._search = self._console.status(f"looking for {escape(label)}")
+            self._search = self._console.status(escape(label))
             self._search.start()
         elif self._bar is None:
             self._start_bar()

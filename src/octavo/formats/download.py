@@ -38,7 +38,7 @@ class Progress(Protocol):
     """Who is told how a download goes."""
 
     def begin(self, label: str, total_bytes: int | None) -> None:
-        """A transfer starts; total_bytes is None where the server does not say."""
+        """A transfer starts; total_bytes is None while it is looked up, and where nobody says."""
 
     def update(self, done_bytes: int) -> None:
         """So many bytes of it are there now, those of earlier runs included."""

