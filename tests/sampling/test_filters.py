@@ -118,7 +118,7 @@ def test_nucleus_of_a_large_vocabulary_equals_a_full_sort(size: int, shape: str,
         "normal": lambda: 3 * rng.normal(size=size),
         "flat": lambda: 0.01 * rng.normal(size=size),
         "equal": lambda: np.zeros(size),
-        "steps": lambda: rng.integers(0, 5, size).astype(float),
+        "steps": lambda: rng.integers(0, 14, size).astype(float),
         "peaked": lambda: np.where(np.arange(size) == 77, 40.0, rng.normal(size=size)),
     }[shape]().astype(np.float32)
     w = weights(row, row.max(), 1.0)
