@@ -10,6 +10,7 @@ something has to be downloaded.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from pathlib import Path
@@ -118,7 +119,8 @@ def _verify(path: Path, model: CatalogModel, store: ModelStore, progress: Progre
         if path.exists() and progress is not None:
             progress.note(f"{path} is not the {model.name} that is expected; it will be replaced")
         return False
-    store.register(path, name=model.name, origin=model.origin, sha256=model.sha256, licence=model.licence)
+    with contextlib.suppress(OSError):  # a folder that cannot be written to is hashed each time
+        store.register(path, name=model.name, origin=model.origin, sha256=model.sha256, licence=model.licence)
     return True
 
 
@@ -160,7 +162,8 @@ def _is_same(path: Path, store: ModelStore) -> bool:
         return record is not None
     if path.stat().st_size != record.size_bytes or file_sha256(path) != record.sha256:
         return False
-    store.register(path, name=record.name, origin=record.origin, sha256=record.sha256, licence=record.licence)
+    with contextlib.suppress(OSError):
+        store.register(path, name=record.name, origin=record.origin, sha256=record.sha256, licence=record.licence)
     return True
 
 
