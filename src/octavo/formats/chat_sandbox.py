@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -25,10 +26,12 @@ __all__ = ["MAX_CHARACTERS", "Budget", "ChatEnvironment", "TemplateRaised"]
 
 MAX_CHARACTERS = 1 << 24
 """Longest text that a template may make, in characters: several times the longest context there is."""
-MAX_STEPS = 1 << 22
-"""Most loop rounds of one rendering: a few seconds; a chat of a thousand turns takes a few thousand."""
+MAX_STEPS = 1 << 21
+"""Most loop rounds and calls of one rendering: about a second; a chat of a thousand turns takes some thousands."""
+MAX_SECONDS = 30.0
+"""Longest time of one rendering, for what takes long without many steps; an ordinary chat takes milliseconds."""
 
-_STEP, _CHECKED = "__octavo_step__", "__octavo_checked__"
+_BUDGET, _COUNTED, _CHECKED = "__octavo_budget__", "__octavo_counted__", "__octavo_checked__"
 _WIDE = re.compile(r"[0-9]{6,}|\*")  # a field width that no template needs, or one taken from an argument
 
 
@@ -41,16 +44,24 @@ class Budget:
 
     def __init__(self) -> None:
         self._steps = MAX_STEPS
+        self._deadline = time.monotonic() + MAX_SECONDS
 
-    def variables(self) -> dict[str, Callable[..., Any]]:
+    def variables(self) -> dict[str, Any]:
         """Template variables to render with."""
-        return {_STEP: self._step, _CHECKED: _checked}
+        return {_BUDGET: self, _COUNTED: self._counted, _CHECKED: _checked}
 
-    def _step(self) -> str:
-        self._steps -= 1
+    def spend(self, steps: int) -> None:
+        """Raises SecurityError if nothing is left."""
+        self._steps -= steps
         if self._steps < 0:
-            raise SecurityError(f"it runs more than {MAX_STEPS} loop rounds")
-        return ""
+            raise SecurityError(f"it takes more than {MAX_STEPS} steps")
+        if time.monotonic() > self._deadline:
+            raise SecurityError(f"it runs for more than {MAX_SECONDS:.0f} seconds")
+
+    def _counted(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.spend(1)
+            yield item
 
 
 def _checked(value: Any) -> Any:
@@ -110,11 +121,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             self.globals.pop(name, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parses, then adds a count to each loop and a length check to each `~`."""
+        """Parses, then has the rounds of each loop counted and the length of each `~` checked."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            call = nodes.Call(nodes.Name(_STEP, "load"), [], [], None, None, lineno=loop.lineno)
-            loop.body.insert(0, nodes.Output([call], lineno=loop.lineno))
+            loop.iter = _call(_COUNTED, loop.iter)
         _check_joins(tree)
         tree.set_environment(self)
         return tree
@@ -130,9 +140,14 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return _checked(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Function calls, refused with huge numbers."""
+        """Function calls (macros are functions too): counted, and refused with huge numbers."""
+        budget = context.resolve(_BUDGET)
+        budget.spend(1)
         _refuse_wide((*args, *kwargs.values()))
-        return _checked(super().call(context, function, *args, **kwargs))
+        result = _checked(super().call(context, function, *args, **kwargs))
+        if isinstance(result, range):
+            budget.spend(len(result))  # filters may walk through it uncounted
+        return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format`, refused where a field is wide."""
@@ -177,5 +192,9 @@ def _checked_join(child: Any) -> Any:
         return child
     _check_joins(child)
     if isinstance(child, nodes.Concat):
-        return nodes.Call(nodes.Name(_CHECKED, "load"), [child], [], None, None, lineno=child.lineno)
+        return _call(_CHECKED, child)
     return child
+
+
+def _call(name: str, argument: nodes.Node) -> nodes.Call:
+    return nodes.Call(nodes.Name(name, "load"), [argument], [], None, None, lineno=argument.lineno)

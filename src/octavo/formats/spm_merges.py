@@ -38,35 +38,38 @@ class SpmMerges:
     """An ordered merge list.
 
     Attributes:
-        ids: i32 [merges], the tokens made, best first.
-        cuts: i32 [merges], at which character each is put together.
+        made: i32 [merges], ids of the tokens made, best first.
+        left, right: i32 [merges], ids of the two that each is made of. Ids from the size of the vocabulary on stand
+            for the characters of `lone`.
         lone: characters that occur inside tokens but are no tokens themselves.
         joiners: characters that some token holds right before a word mark (U+2581).
     """
 
-    ids: NDArray[np.int32]
-    cuts: NDArray[np.int32]
+    made: NDArray[np.int32]
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
     lone: str
     joiners: str
 
 
-def merges_of(tokens: Sequence[str], members: Sequence[int], scores: NDArray[np.float32]) -> SpmMerges:
-    """tokens: all texts by id; members: ids that merging may produce; scores f32 [vocab].
+def merges_of(tokens: Sequence[str], members: NDArray[np.int64], scores: NDArray[np.float32]) -> SpmMerges:
+    """tokens: all texts by id; members i64: ids that merging may produce, ascending; scores f32 [vocab].
 
     Time: about 10 us a token.
     """
-    order = np.asarray(members, np.int64)
-    order = order[np.argsort(-scores[order].astype(np.float64), kind="stable")]
-    ranks = {tokens[token_id]: rank for rank, token_id in enumerate(order.tolist())}
-    ids, cuts = [], []
-    for text, rank in ranks.items():
-        if len(text) > 1 and (cut := _last_cut(text, ranks)):
-            ids.append(rank)
-            cuts.append(cut)
+    order = members[np.argsort(-scores[members], kind="stable")].tolist()
+    ranks = {tokens[token_id]: rank for rank, token_id in enumerate(order)}
     everything = "\0".join(ranks)
     lone = "".join(sorted(set(everything) - ranks.keys() - {"\0"}))
     joiners = "".join(sorted(set(re.findall("[^\u2581\0](?=\u2581)", everything))))
-    return SpmMerges(order[ids].astype(np.int32), np.array(cuts, np.int32), lone, joiners)
+    ids = dict(zip(ranks, order, strict=True)) | {character: len(tokens) + i for i, character in enumerate(lone)}
+    rows = [
+        (ids[text], ids[text[:cut]], ids[text[cut:]])
+        for text in ranks
+        if len(text) > 1 and (cut := _last_cut(text, ranks))
+    ]
+    made, left, right = np.array(rows, np.int32).reshape(-1, 3).T
+    return SpmMerges(made, left, right, lone, joiners)
 
 
 def _last_cut(text: str, ranks: dict[str, int]) -> int:
@@ -89,7 +92,7 @@ def _last_cut(text: str, ranks: dict[str, int]) -> int:
 
 
 def find_merges(
-    tokens: Sequence[str], members: Sequence[int], scores: NDArray[np.float32], folder: Path | None
+    tokens: Sequence[str], members: NDArray[np.int64], scores: NDArray[np.float32], folder: Path | None
 ) -> SpmMerges:
     """As `merges_of`, kept in `folder` under a hash of the vocabulary. None: nothing is kept.
 
@@ -98,22 +101,22 @@ def find_merges(
     if folder is None:
         return merges_of(tokens, members, scores)
     path = folder / f"spm-{_digest(tokens, members, scores)}.merges"
-    kept = _load(path, len(tokens))
+    kept = _load(path)
     if kept is None:
         kept = merges_of(tokens, members, scores)
         _save(path, kept)
     return kept
 
 
-def _digest(tokens: Sequence[str], members: Sequence[int], scores: NDArray[np.float32]) -> str:
+def _digest(tokens: Sequence[str], members: NDArray[np.int64], scores: NDArray[np.float32]) -> str:
     state = hashlib.blake2b(digest_size=16)
     state.update("\0".join(tokens).encode())
-    state.update(np.asarray(members, np.int32).tobytes())
-    state.update(np.ascontiguousarray(scores).tobytes())
+    state.update(members.tobytes())
+    state.update(scores.tobytes())
     return state.hexdigest()
 
 
-def _load(path: Path, vocab_size: int) -> SpmMerges | None:
+def _load(path: Path) -> SpmMerges | None:
     try:
         stored = path.read_bytes()
     except OSError:
@@ -122,17 +125,18 @@ def _load(path: Path, vocab_size: int) -> SpmMerges | None:
     if stored[: len(_MAGIC) + 16] != _MAGIC + hashlib.blake2b(body, digest_size=16).digest():
         _log.info("%s is damaged or of another version; it is made again", path)
         return None
-    counts = np.frombuffer(body, np.int32, 3)
-    ids, cuts, characters = np.split(np.frombuffer(body, np.int32, offset=12), [counts[0], 2 * counts[0]])
-    texts = "".join(map(chr, characters.tolist()))
-    return SpmMerges(ids, cuts, texts[: counts[1]], texts[counts[1] :]) if len(ids) <= vocab_size else None
+    merges, lone = np.frombuffer(body, np.int32, 2).tolist()
+    rest = np.frombuffer(body, np.int32, offset=8)
+    made, left, right = rest[: 3 * merges].reshape(3, merges)
+    characters = "".join(map(chr, rest[3 * merges :].tolist()))
+    return SpmMerges(made, left, right, characters[:lone], characters[lone:])
 
 
 def _save(path: Path, merges: SpmMerges) -> None:
-    counts = [len(merges.ids), len(merges.lone), len(merges.joiners)]
-    characters = [ord(c) for c in merges.lone + merges.joiners]
-    parts = [np.array(counts, np.int32), merges.ids, merges.cuts, np.array(characters, np.int32)]
-    body = b"".join(part.tobytes() for part in parts)
+    counts = [len(merges.made), len(merges.lone)]
+    characters = [ord(character) for character in merges.lone + merges.joiners]
+    parts = [np.array(counts), merges.made, merges.left, merges.right, np.array(characters)]
+    body = b"".join(part.astype(np.int32).tobytes() for part in parts)
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

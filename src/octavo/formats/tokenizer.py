@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,6 +84,11 @@ class Tokenizer:
         Raises UnsupportedModelError for an unknown kind or pre-tokenizer, ModelFormatError for a malformed file,
         ConfigError if `pre` is given for a kind that has no pre-tokenizer.
         """
+        with _collector_paused():
+            return cls._of_kind(metadata, pre, cache_dir)
+
+    @classmethod
+    def _of_kind(cls, metadata: Mapping[str, Any], pre: str | None, cache_dir: Path | None) -> Tokenizer:
         model = metadata.get(PREFIX + "model")
         if model == "gpt2":
             return cls._bpe(metadata, pre)
@@ -222,6 +229,18 @@ class Tokenizer:
             raise InvalidParameterError(
                 f"token id {token_id} is not in the vocabulary; ids of this model are 0 to {self.vocab_size - 1}"
             )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No cyclic garbage collection inside: hundreds of thousands of short-lived tuples would start it over and over."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def _switches(

@@ -6,9 +6,7 @@ Follows the vocabulary format of GPT-2 (Radford et al., 2019).
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import repeat
 from typing import Any
 
@@ -21,7 +19,7 @@ from octavo.core.errors import ModelFormatError, RequestError, UnsupportedModelE
 from octavo.formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.formats.vocabulary import PREFIX, TokenType, Vocabulary, clip, strings
 
-__all__ = ["ByteLevelBPE", "collector_paused", "find_pre_tokenizer"]
+__all__ = ["ByteLevelBPE", "find_pre_tokenizer"]
 
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED, TokenType.UNUSED)
 _MISSING = "\0missing"  # stands for a byte that no token covers; cannot come from text, which holds no raw controls
@@ -35,18 +33,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection inside: half a million new tuples would start it over and over."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def find_pre_tokenizer(metadata: Mapping[str, Any], override: str | None) -> PreTokenizer:
@@ -94,19 +80,17 @@ def _build(metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenize
     ids = vocabulary.ids.copy()
     for token_id in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED):
         ids.pop(vocabulary.tokens[token_id], None)  # plain text must never become one of these
+    ids.pop("", None)
     ids[_MISSING] = missing_id
-    lines = strings(metadata, PREFIX + "merges") if PREFIX + "merges" in metadata else []
-    if not lines and len(ids) > len(_BYTES) + 1:
-        raise ModelFormatError(f"{PREFIX}merges is missing; byte-level BPE cannot be built without it")
-    with collector_paused():
-        merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
-        if set(map(len, merges)) - {2}:
-            index = next(i for i, pair in enumerate(merges) if len(pair) != 2)
-            raise ModelFormatError(f"{PREFIX}merges, entry {index}, is not two tokens: {clip(lines[index])}")
-        try:
-            model = BPE(ids, merges, unk_token=_MISSING, ignore_merges=pre.ignore_merges)
-        except Exception as error:  # the library raises no narrower type
-            raise ModelFormatError(f"{PREFIX}merges does not fit {PREFIX}tokens: {error}") from None
+    lines = strings(metadata, PREFIX + "merges")
+    merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
+    if set(map(len, merges)) - {2}:
+        index = next(i for i, pair in enumerate(merges) if len(pair) != 2)
+        raise ModelFormatError(f"{PREFIX}merges, entry {index}, is not two tokens: {clip(lines[index])}")
+    try:
+        model = BPE(ids, merges, unk_token=_MISSING, ignore_merges=pre.ignore_merges)
+    except Exception as error:  # the library raises no narrower type
+        raise ModelFormatError(f"{PREFIX}merges does not fit {PREFIX}tokens: {error}") from None
     engine = Engine(model)
     cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     engine.pre_tokenizer = Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Regex
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
@@ -17,7 +18,6 @@ from tokenizers.pre_tokenizers import Split
 
 from octavo.core.errors import ModelFormatError, RequestError
 from octavo.formats.spm_merges import SpmMerges, find_merges
-from octavo.formats.tokenizer_bpe import collector_paused
 from octavo.formats.vocabulary import PREFIX, TokenType, Vocabulary, clip
 
 __all__ = ["WORD_MARK", "SentencePiece"]
@@ -36,13 +36,14 @@ class SentencePiece:
         self._bytes = _byte_tokens(vocabulary)
         self._byte_ids = {value: token_id for token_id, value in self._bytes.items()}
         self._literal = frozenset(vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN))
-        members = vocabulary.of_type(TokenType.NORMAL, TokenType.UNDEFINED, TokenType.UNUSED)
+        merged = (TokenType.NORMAL, TokenType.UNDEFINED, TokenType.UNUSED)
+        members = np.flatnonzero(np.isin(vocabulary.types, merged))
         assert vocabulary.scores is not None
         merges = find_merges(vocabulary.tokens, members, vocabulary.scores, cache_dir)
         self._size = len(vocabulary.tokens)
         self._missing_id = self._size + len(merges.lone)
         self._expansions = _unused_parts(vocabulary, merges, self._lone_characters(merges))
-        self._engine = self._build(members, merges)
+        self._engine = self._build(merges)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain text. Raises RequestError if a character has neither token, bytes nor stand-in."""
@@ -72,21 +73,23 @@ class SentencePiece:
         """Characters that are no tokens but can be merged into one get ids above the vocabulary while encoding."""
         return {self._size + i: self._as_bytes(character) for i, character in enumerate(merges.lone)}
 
-    def _build(self, members: list[int], merges: SpmMerges) -> Engine:
+    def _build(self, merges: SpmMerges) -> Engine:
         vocabulary = self._vocabulary
-        texts = vocabulary.tokens
         unknown = vocabulary.unk_id
-        ids = {texts[token_id]: token_id for token_id in members if texts[token_id]}
+        ids = vocabulary.ids.copy()
+        ids.pop("", None)
+        literal = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED, TokenType.BYTE)
+        for token_id in vocabulary.of_type(*literal):
+            ids.pop(vocabulary.tokens[token_id], None)  # plain text must not become one of these by merging
         ids |= {f"<0x{value:02X}>": token_id for value, token_id in self._byte_ids.items()}
         ids |= {character: self._size + i for i, character in enumerate(merges.lone)}
         ids[_MISSING] = self._missing_id if unknown is None else unknown
-        with collector_paused():
-            made = map(texts.__getitem__, merges.ids.tolist())
-            pairs = [(text[:cut], text[cut:]) for text, cut in zip(made, merges.cuts.tolist(), strict=True)]
-            try:
-                model = BPE(ids, pairs, unk_token=_MISSING, fuse_unk=True, byte_fallback=True)
-            except Exception as error:  # the library raises no narrower type
-                raise ModelFormatError(f"{PREFIX}tokens and scores make no tokenizer: {error}") from None
+        text_of = [*vocabulary.tokens, *merges.lone].__getitem__
+        pairs = list(zip(map(text_of, merges.left.tolist()), map(text_of, merges.right.tolist()), strict=True))
+        try:
+            model = BPE(ids, pairs, unk_token=_MISSING, fuse_unk=True, byte_fallback=True)
+        except Exception as error:  # the library raises no narrower type
+            raise ModelFormatError(f"{PREFIX}tokens and scores make no tokenizer: {error}") from None
         engine = Engine(model)
         if len(merges.joiners) <= 64:
             engine.pre_tokenizer = Split(Regex(_word_pattern(merges.joiners)), "isolated")
@@ -123,13 +126,9 @@ def _unused_parts(
     vocabulary: Vocabulary, merges: SpmMerges, lone: dict[int, tuple[int, ...]]
 ) -> dict[int, tuple[int, ...]]:
     """Tokens marked unused take part in merging, but in the end stand for the two that they were made of."""
-    unused = set(vocabulary.of_type(TokenType.UNUSED))
-    texts = vocabulary.tokens
-    made = [pair for pair in zip(merges.ids.tolist(), merges.cuts.tolist(), strict=True) if pair[0] in unused]
-    lone_ids = dict(zip(merges.lone, lone, strict=True))
     parts = dict(lone)
-    for token_id, cut in sorted(made, key=lambda pair: len(texts[pair[0]])):  # halves come before the whole
-        text = texts[token_id]
-        halves = [lone_ids[half] if half in lone_ids else vocabulary.ids[half] for half in (text[:cut], text[cut:])]
-        parts[token_id] = tuple(part for half in halves for part in parts.get(half, (half,)))
+    rows = np.flatnonzero(vocabulary.types[merges.made] == TokenType.UNUSED).tolist()
+    for row in sorted(rows, key=lambda row: len(vocabulary.tokens[merges.made[row]])):  # halves before the whole
+        halves = (int(merges.left[row]), int(merges.right[row]))
+        parts[int(merges.made[row])] = tuple(part for half in halves for part in parts.get(half, (half,)))
     return parts

@@ -95,8 +95,6 @@ def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise ModelFormatError(f"{key} must be an array of strings, not {type(value).__name__}")
     texts = list(value)
-    if not texts:
-        raise ModelFormatError(f"{key} is empty")
     if not set(map(type, texts)) <= {str}:
         raise ModelFormatError(f"{key} must hold strings only")
     return texts
@@ -116,6 +114,8 @@ def read_vocabulary(metadata: Mapping[str, Any], *, spm: bool) -> Vocabulary:
     Raises ModelFormatError, naming the key.
     """
     tokens = strings(metadata, PREFIX + "tokens")
+    if not tokens:
+        raise ModelFormatError(f"{PREFIX}tokens is empty")
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         _refuse_duplicates(tokens, ids)
