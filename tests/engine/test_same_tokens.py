@@ -18,9 +18,9 @@ from octavo.core.params import SamplingParams
 from octavo.models.decoder import Model
 
 RNG = np.random.default_rng(7)
-PROMPTS = [RNG.integers(0, 256, n).tolist() for n in (1, 15, 16, 17, 40, 33, 64, 5)]
-GREEDY = SamplingParams(temperature=0, max_tokens=20, logprobs=2)
-SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=20, logprobs=2, repetition_penalty=1.1)
+PROMPTS = [RNG.integers(0, 256, n).tolist() for n in (1, 15, 16, 17, 40, 33, 50, 5)]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=2)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=12, logprobs=2, repetition_penalty=1.1)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -28,7 +28,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
 def model(request: pytest.FixtureRequest, backend: str, tiny_gguf: Callable[..., Path]) -> Model:
     return load_tiny(tiny_gguf(request.param), backend)
 
@@ -72,7 +72,7 @@ def test_in_one_batch(
     assert_all_same(generate(engine_for(model, enable_prefix_caching=caching), PROMPTS, params), alone, backend)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 16, 17, 31])
+@pytest.mark.parametrize("chunk", [1, 3, 16, 17, 31])
 def test_whatever_the_chunk_size(
     model: Model, params: SamplingParams, alone: list[RequestOutput], backend: str, chunk: int
 ) -> None:
@@ -86,7 +86,9 @@ def test_from_the_cache(model: Model, params: SamplingParams, alone: list[Reques
     again = generate(engine, PROMPTS, params)
     assert_all_same(again, alone, backend)
     hits = [output.metrics.cached_prompt_tokens for output in again]
-    assert hits == [len(prompt) - 1 if len(prompt) > 1 else 0 for prompt in PROMPTS]
+    # Full pages of prompt and output are cached, the last token's KV is never computed, one token always is.
+    full = [(len(prompt) + 12 - 1) // 16 * 16 for prompt in PROMPTS]
+    assert hits == [min(len(prompt) - 1, cached) for prompt, cached in zip(PROMPTS, full, strict=True)]
 
 
 def test_from_a_copied_part_of_a_page(
@@ -115,21 +117,21 @@ def test_when_pages_run_out(
 @pytest.mark.parametrize("caching", [True, False])
 def test_n_completions_are_those_of_n_seeds(model: Model, backend: str, caching: bool) -> None:
     """Completion i of a request is the same whatever n is and however it got the prompt's pages."""
-    many = SamplingParams(n=5, temperature=1.0, seed=3, max_tokens=12, logprobs=0)
-    few = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=12, logprobs=0)
-    for prompt in PROMPTS[:5]:
-        five = generate(engine_for(model, enable_prefix_caching=caching), [prompt], many)[0].outputs
+    many = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=8, logprobs=0)
+    few = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=8, logprobs=0)
+    for prompt in (PROMPTS[0], PROMPTS[2], PROMPTS[4]):
+        four = generate(engine_for(model, enable_prefix_caching=caching), [prompt], many)[0].outputs
         tight = generate(
             engine_for(model, enable_prefix_caching=caching, num_pages=6, max_model_len=90, max_num_seqs=2),
             [prompt],
             many,
         )[0].outputs
         two = generate(engine_for(model, enable_prefix_caching=False, max_num_seqs=1), [prompt], few)[0].outputs
-        assert len({tuple(output.token_ids) for output in five}) > 1
-        assert [output.index for output in five] == [0, 1, 2, 3, 4]
-        for a, b in zip(five, tight, strict=True):
+        assert len({tuple(output.token_ids) for output in four}) > 1
+        assert [output.index for output in four] == [0, 1, 2, 3]
+        for a, b in zip(four, tight, strict=True):
             assert_same(a, b, backend)
-        for a, b in zip(five[:2], two, strict=True):
+        for a, b in zip(four[:2], two, strict=True):
             assert_same(a, b, backend)
 
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from octavo.core.config import (
     DEFAULT_BLOCK_SIZE,
@@ -37,11 +37,13 @@ from octavo.engine.inputs import (
 from octavo.engine.progress import track
 from octavo.engine.runner import Runner
 from octavo.engine.sequence import Group
-from octavo.engine.setup import Loaded, Log, Options, load, vocabulary_of
+from octavo.engine.setup import Loaded, Log, Options, load
 from octavo.engine.step import Engine, EngineStats
-from octavo.formats.chat import ChatTemplate
-from octavo.formats.tokenizer import Tokenizer
 from octavo.ops.kv import KV_DTYPES
+
+if TYPE_CHECKING:
+    from octavo.formats.chat import ChatTemplate
+    from octavo.formats.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
@@ -108,7 +110,9 @@ class LLM:
         )
         self._loaded: Loaded | None = None
         loaded = load(model, options, log or logger.info)
-        vocabulary = vocabulary_of(loaded.tokenizer, loaded.model.config.vocab)
+        from octavo.engine.text import vocabulary_of  # imported by now
+
+        vocabulary = vocabulary_of(loaded.text.tokenizer, loaded.model.config.vocab)
         self._engine = Engine(Runner(loaded.model, loaded.kv), loaded.config, vocabulary)
         self._loaded = loaded
 
@@ -138,11 +142,11 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._open().tokenizer
+        return self._open().text.tokenizer
 
     @property
     def chat_template(self) -> ChatTemplate:
-        return self._open().chat_template
+        return self._open().text.chat_template
 
     @property
     def load_s(self) -> dict[str, float]:
@@ -237,15 +241,15 @@ class LLM:
         chat_template_kwargs: further variables of the template, such as enable_thinking.
         Raises RequestError: no chat template, or messages that it refuses.
         """
-        loaded = self._open()
-        text = loaded.chat_template.render(
+        parts = self._open().text
+        text = parts.chat_template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **(chat_template_kwargs or {}),
         )
-        ids = loaded.tokenizer.encode(text, parse_special=True)
+        ids = parts.tokenizer.encode(text, parse_special=True)
         return ids if continue_final_message else ChatTokens(ids)
 
     def decode_limit_tok_s(self, context_tokens: int = 0) -> float | None:
@@ -271,7 +275,7 @@ class LLM:
 
     def _prepare(self, inputs: list[PromptInput], params: list[SamplingParams]) -> list[Group]:
         """Check and build every request before the first one is queued."""
-        tokenizer = self._open().tokenizer
+        tokenizer = self._open().text.tokenizer
         groups = []
         for index, (each, wanted) in enumerate(zip(inputs, params, strict=True)):
             try:

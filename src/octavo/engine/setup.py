@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from octavo.core.config import (
     DEFAULT_BLOCK_SIZE,
@@ -23,20 +23,18 @@ from octavo.core.env import BACKENDS, env
 from octavo.core.errors import ConfigError
 from octavo.core.host import default_threads, host_facts
 from octavo.core.memory import MemoryPlan, activation_bytes, format_bytes, plan_memory
-from octavo.engine.output import Detokenize
-from octavo.engine.step import Vocabulary
-from octavo.formats.chat import ChatTemplate
-from octavo.formats.detokenizer import Detokenizer
 from octavo.formats.gguf import GGUFFile
 from octavo.formats.references import resolve
-from octavo.formats.tokenizer import Tokenizer
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Model
 from octavo.models.loader import estimate_weight_bytes, load_model
 from octavo.ops import make_ops
 from octavo.ops.kv import KVStore
 
-__all__ = ["Loaded", "Log", "Options", "load", "vocabulary_of"]
+if TYPE_CHECKING:
+    from octavo.engine.text import Text
+
+__all__ = ["Loaded", "Log", "Options", "load"]
 
 Log = Callable[[str], None]
 Backend = Literal["native", "reference"]
@@ -82,8 +80,7 @@ class Loaded:
     plan: MemoryPlan
     model: Model
     kv: KVStore
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
+    text: Text
     load_s: dict[str, float]
 
 
@@ -120,55 +117,23 @@ def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
         opened = time.perf_counter()
         # The tokenizer is built by one thread while the weights are packed by others.
         with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(_timed, lambda: Tokenizer.from_metadata(file.metadata, pre=options.tokenizer_pre))
+            future = pool.submit(_build_text, file, options)
             loaded = load_model(file, ops, max_positions=plan.max_model_len)
             packed = time.perf_counter()
-            tokenizer, tokenizer_s = future.result()
-        template = _chat_template(file, tokenizer, options.chat_template)
+            text, text_s = future.result()
         fingerprint = file.fingerprint
     kv = loaded.new_kv(plan.num_pages, options.block_size, dtype)
     seconds = {
         "open": opened - started,
         "weights": packed - opened,
-        "tokenizer": tokenizer_s,
+        "tokenizer": text_s,
         "all": time.perf_counter() - started,
     }
     log(
         f"loaded {path.name}: {format_bytes(loaded.weight_bytes)} of weights in {seconds['all']:.2f} s "
-        f"(weights {seconds['weights']:.2f} s, tokenizer beside them {tokenizer_s:.2f} s)"
+        f"(weights {seconds['weights']:.2f} s, tokenizer beside them {text_s:.2f} s)"
     )
-    return Loaded(path, fingerprint, config, plan, loaded, kv, tokenizer, template, seconds)
-
-
-def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """What the engine needs of a tokenizer. size: columns of the logits, which may be padded past the last token."""
-
-    def detokenizer(prompt_ids: Sequence[int], skip_special_tokens: bool, starts_text: bool) -> Detokenize:
-        made = Detokenizer(
-            tokenizer,
-            skip_special_tokens=skip_special_tokens,
-            prompt_ids=prompt_ids,
-            at_start=True if starts_text else None,
-        )
-        return _Padded(made, tokenizer.vocab_size) if size > tokenizer.vocab_size else made
-
-    def decode(token: int) -> str:
-        return tokenizer.token_bytes(token).decode("utf-8", "replace") if token < tokenizer.vocab_size else ""
-
-    return Vocabulary(size, min(size, tokenizer.vocab_size), tokenizer.eog_ids, decode, detokenizer)
-
-
-class _Padded:
-    """A detokenizer for models whose logits have more columns than the tokenizer has tokens: the rest have no text."""
-
-    def __init__(self, inner: Detokenizer, known: int) -> None:
-        self._inner, self._known = inner, known
-
-    def append(self, token: int, /) -> str:
-        return self._inner.append(token) if token < self._known else ""
-
-    def flush(self) -> str:
-        return self._inner.flush()
+    return Loaded(path, fingerprint, config, plan, loaded, kv, text, seconds)
 
 
 class _LoggedDownload:
@@ -191,9 +156,12 @@ class _LoggedDownload:
         """What comes next says that it is over."""
 
 
-def _timed(build: Callable[[], Tokenizer]) -> tuple[Tokenizer, float]:
+def _build_text(file: GGUFFile, options: Options) -> tuple[Text, float]:
+    """Tokenizer and template, and the seconds they took. Their libraries are imported here, beside the packing."""
     start = time.perf_counter()
-    return build(), time.perf_counter() - start
+    from octavo.engine.text import read_text
+
+    return read_text(file, options.tokenizer_pre, options.chat_template), time.perf_counter() - start
 
 
 def _threads(options: Options, backend: Backend, log: Log) -> int | None:
@@ -227,11 +195,3 @@ def _plan(file: GGUFFile, shape: ModelConfig, options: Options, backend: Backend
         available_bytes=host_facts().usable_memory_bytes,
         kv_cache_bytes=options.kv_cache_bytes,
     )
-
-
-def _chat_template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
-    """given: the text of a template, or the name of one that the file has."""
-    if given is None or "{" not in given:
-        return ChatTemplate.from_metadata(file.metadata, tokenizer, name=given)
-    own = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    return ChatTemplate(given, own.bos_token, own.eos_token)

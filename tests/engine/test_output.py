@@ -1,0 +1,108 @@
+"""Text as callers see it: stop strings found and held back, whatever the pieces in which the text arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from octavo.engine.output import StopStrings, TextBuilder, assemble_logprobs
+
+
+class Pieces:
+    """A detokenizer whose token i is pieces[i]; `rest` is what flush finds."""
+
+    def __init__(self, pieces: list[str], rest: str = "") -> None:
+        self.pieces, self.rest = pieces, rest
+
+    def append(self, token: int) -> str:
+        return self.pieces[token]
+
+    def flush(self) -> str:
+        return self.rest
+
+
+def feed(builder: TextBuilder, pieces: list[str]) -> Iterator[tuple[str, str | None]]:
+    for i in range(len(pieces)):
+        stop = builder.append(i)
+        yield builder.text, stop
+        if stop is not None:
+            return
+
+
+def test_what_may_become_a_stop_string_is_held_back() -> None:
+    pieces = ["ab", "cS", "T", "x", "ST", "OP", "more"]
+    builder = TextBuilder(Pieces(pieces), ("STOP",))
+    shown = list(feed(builder, pieces))
+    assert shown == [
+        ("ab", None),
+        ("abc", None),
+        ("abc", None),
+        ("abcSTx", None),
+        ("abcSTx", None),
+        ("abcSTx", "STOP"),
+    ]
+
+
+def test_held_text_is_shown_when_the_output_ends() -> None:
+    builder = TextBuilder(Pieces(["abS", "TO"], rest="\ufffd"), ("STOP",))
+    builder.append(0)
+    builder.append(1)
+    assert builder.text == "ab"
+    builder.finish()
+    assert builder.text == "abSTO\ufffd"
+
+
+def test_the_stop_string_is_kept_on_request_and_ignored_while_it_may_not_stop() -> None:
+    builder = TextBuilder(Pieces(["STOP", "ST", "OP!"]), ("STOP",), include_stop=True)
+    assert builder.append(0, may_stop=False) is None
+    assert builder.text == "STOP"
+    assert builder.append(1) is None
+    assert builder.append(2) == "STOP"
+    assert builder.text == "STOPSTOP"
+
+
+ALPHABET = st.text("ab", min_size=1, max_size=4)
+
+
+@given(st.lists(ALPHABET, max_size=12), st.lists(ALPHABET, min_size=1, max_size=3), st.booleans())
+def test_the_same_as_searching_after_every_piece(pieces: list[str], stops: list[str], include: bool) -> None:
+    builder = TextBuilder(Pieces(pieces), tuple(stops), include_stop=include)
+    text, last = "", ""
+    for i, piece in enumerate(pieces):
+        text += piece
+        stop = builder.append(i)
+        assert builder.text.startswith(last)
+        last = builder.text
+        found = sorted((at, number) for number, s in enumerate(stops) if (at := text.find(s)) >= 0)
+        if found:
+            at, number = found[0]
+            assert stop == stops[number]
+            assert builder.text == text[: at + len(stop) if include else at]
+            return
+        assert stop is None
+        # Exactly what can still become a stop string is missing.
+        held = text[len(builder.text) :]
+        assert builder.text + held == text
+        assert not held or any(s.startswith(held) for s in stops)
+        assert len(held) == max(
+            (k for s in stops for k in range(1, len(s)) if text.endswith(s[:k])),
+            default=0,
+        )
+    builder.finish()
+    assert builder.text == text
+
+
+def test_the_first_listed_of_two_that_start_together_wins() -> None:
+    assert StopStrings(("abc", "ab")).find("xabc") == (1, "abc")
+    assert StopStrings(("ab", "abc")).find("xabc") == (1, "ab")
+    assert StopStrings(("c", "b")).find("abc") == (1, "b")
+
+
+def test_logprobs_keep_the_order_and_name_a_token_once() -> None:
+    ranked = [(7, -1.5, 2), (3, -0.5, 1), (7, -1.5, 2)]
+    result = assemble_logprobs(ranked, str)
+    assert list(result) == [7, 3]
+    assert (result[7].logprob, result[7].rank, result[7].decoded_token) == (pytest.approx(-1.5), 2, "7")
