@@ -102,3 +102,10 @@ def test_the_search_looks_at_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None
         looked.clear()
         draw_tokens([make(ROWS[shape](rng, 151_936).astype(np.float32), seed, 0) for seed in range(20)])
         assert sum(looked) / 20 < 2560, shape
+
+
+@pytest.mark.parametrize("size", [1025, 32_768, 32_769, 50_257])
+def test_the_first_and_the_last_token_can_win(size: int) -> None:
+    row = np.zeros(size, np.float32)
+    row[[0, -1]] = 30.0
+    assert set(draw_tokens([make(row, seed, 0) for seed in range(30)])) == {0, size - 1}
