@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers.engines import BACKENDS, engine_for, generate, load_tiny
+from helpers.engines import BACKENDS, NATIVE, engine_for, generate, load_tiny
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.params import SamplingParams
 from octavo.models.decoder import Model
@@ -156,3 +157,32 @@ def test_prompt_logprobs(model: Model, backend: str) -> None:
                 assert a == b
             else:
                 assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NATIVE, reason="the native extension is not built")
+def test_on_a_real_model(real_model: Callable[[str], Path]) -> None:
+    """SmolLM2-135M with quantized weights and KV in f16: alone, together in small chunks, cached, preempted."""
+    model = load_tiny(real_model("SmolLM2-135M-Instruct.Q4_1.gguf"), "native")
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(20, 40_000, n).tolist() for n in (3, 40, 70, 129)]
+    asked = [
+        SamplingParams(temperature=t, seed=5, top_p=0.9, max_tokens=24, logprobs=1, ignore_eos=True)
+        for t in (0, 1, 0, 1)
+    ]
+
+    def outputs(**settings: Any) -> list[RequestOutput]:
+        engine = engine_for(model, kv_cache_dtype="float16", **settings)
+        first = generate(engine, prompts, asked)
+        assert_all_same(generate(engine, prompts, asked), first, "native")
+        return first
+
+    one_by_one = [
+        generate(
+            engine_for(model, kv_cache_dtype="float16", enable_prefix_caching=False, max_num_batched_tokens=256), [p], a
+        )[0]
+        for p, a in zip(prompts, asked, strict=True)
+    ]
+    assert_all_same(outputs(), one_by_one, "native")
+    assert_all_same(outputs(max_num_batched_tokens=7, max_num_seqs=4), one_by_one, "native")
+    assert_all_same(outputs(num_pages=12, max_model_len=160), one_by_one, "native")

@@ -26,6 +26,7 @@ from octavo.ops import make_ops
 
 __all__ = [
     "BACKENDS",
+    "NATIVE",
     "Letters",
     "Oracle",
     "check_idle",

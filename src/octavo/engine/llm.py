@@ -22,6 +22,7 @@ from octavo.core.config import (
     EngineConfig,
 )
 from octavo.core.errors import ConfigError, RequestError
+from octavo.core.memory import MemoryPlan
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
 from octavo.engine.inputs import (
@@ -147,6 +148,11 @@ class LLM:
     @property
     def chat_template(self) -> ChatTemplate:
         return self._open().text.chat_template
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """How the memory was divided before loading."""
+        return self._open().plan
 
     @property
     def load_s(self) -> dict[str, float]:

@@ -68,10 +68,10 @@ def _page_tables(plan: StepPlan) -> I32:
     """i32 [S, P], padded with -1."""
     pages = [s.table.pages for s in plan.sequences if s.table is not None]
     assert len(pages) == len(plan.sequences), "a planned sequence has no pages"
-    tables = np.full((len(pages), max(map(len, pages))), -1, np.int32)
-    for row, table in zip(tables, pages, strict=True):
-        row[: len(table)] = table
-    return tables
+    width = max(map(len, pages))
+    # Joined as bytes, 4 us for 16 sequences; row by row into an array it is 13. Four 0xff bytes are -1.
+    rows = b"".join([table.tobytes().ljust(4 * width, b"\xff") for table in pages])
+    return np.frombuffer(rows, np.int32).reshape(len(pages), width).copy()
 
 
 def _logit_rows(plan: StepPlan, starts: I32) -> I32:

@@ -59,6 +59,15 @@ class StepPlan:
         self.num_tokens += count
         self.num_logit_rows += rows
 
+    def add_decode(self, sequence: Sequence) -> None:
+        """The same as add(sequence, 1) for the usual case of one token that is not computed."""
+        self.sampling.append(len(self.sequences))
+        self.sequences.append(sequence)
+        self.counts.append(1)
+        self.logit_counts.append(1)
+        self.num_tokens += 1
+        self.num_logit_rows += 1
+
 
 class Scheduler:
     """Owns the queue and the running set; `schedule` plans a step, `commit` takes its results."""
@@ -83,10 +92,9 @@ class Scheduler:
         """The next step; its plan is empty when there is nothing to do."""
         plan = self.plan = StepPlan()
         self._plan_decodes(plan)
-        for sequence in self.running:
-            if sequence.remaining > 1:
-                count = self._chunk(sequence, plan)
-                if count:
+        if len(plan.sequences) < len(self.running):
+            for sequence in self.running:
+                if sequence.remaining > 1 and (count := self._chunk(sequence, plan)):
                     plan.add(sequence, count)
         if self.waiting:
             self._admit(plan)
@@ -157,13 +165,15 @@ class Scheduler:
         self.running, self.waiting, self._sharing = [], deque(live), []
 
     def _plan_decodes(self, plan: StepPlan) -> None:
-        index = 0
+        index, size = 0, self.cache.page_size
         while index < len(self.running):
             sequence = self.running[index]
-            if sequence.remaining != 1:
+            table, computed = sequence.table, sequence.computed
+            assert table is not None
+            if len(sequence.tokens) - computed != 1:
                 index += 1
-            elif self._make_room(sequence):
-                plan.add(sequence, 1)
+            elif computed < len(table.pages) * size or self._make_room(sequence):
+                plan.add_decode(sequence)
                 index += 1
             # else it was itself the newest and is gone from the list
 
