@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -153,8 +152,10 @@ def _save(path: Path, merges: SpmMerges) -> None:
     body = b"".join(part.astype(np.int32).tobytes() for part in parts)
     temporary: str | None = None
     try:
+        from tempfile import mkstemp  # 10 ms of imports that a start with kept merges does not need
+
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=path.name, suffix=".partial", dir=path.parent)
+        descriptor, temporary = mkstemp(prefix=path.name, suffix=".partial", dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(_MAGIC + hashlib.blake2b(body, digest_size=16).digest() + body)
         os.replace(temporary, path)  # readers see the old file or the whole new one
