@@ -86,6 +86,13 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert survivors(row, SamplingParams(min_p=1.0)) == {1, 2, 3}
 
 
+def test_logits_rank_where_weights_are_equal() -> None:
+    """Two logits next to each other have one float32 weight; the larger stays, though its id is higher."""
+    low = np.float32(-2.0)
+    row = np.array([0, low, np.nextafter(low, np.float32(0))], np.float32)
+    assert survivors(row, SamplingParams(top_p=0.85)) == {0, 2}
+
+
 def test_top_p_is_taken_of_what_top_k_leaves() -> None:
     """Of p = .4 .3 .2 .1, top-k 2 leaves 4/7 and 3/7: top-p .5 then keeps one token, alone it would keep two."""
     row = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
@@ -122,10 +129,10 @@ def test_nucleus_of_a_large_vocabulary_equals_a_full_sort(size: int, shape: str,
         "peaked": lambda: np.where(np.arange(size) == 77, 40.0, rng.normal(size=size)),
     }[shape]().astype(np.float32)
     w = weights(row, row.max(), 1.0)
-    order = np.argsort(-w, kind="stable")
+    order = np.argsort(-row, kind="stable")
     reached = np.cumsum(w[order], dtype=np.float64)
     target = top_p * w.sum(dtype=np.float64)
-    found = nucleus(w, top_p)
+    found = nucleus(row, top_p, 1.0)
     count = int(np.searchsorted(reached, target)) + 1
     near = np.abs(reached[max(0, count - 2) : count + 1] / target - 1).min() < 1e-11  # sums in another order may differ
     assert abs(len(found) - count) <= int(near)

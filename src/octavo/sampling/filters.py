@@ -24,6 +24,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 _SORT_AT_MOST = 2048
+_LOWEST = float(np.finfo(np.float32).min)
 _FIRST_CUTS = (-4.0, -8.0, -12.0, -16.0, -24.0)
 
 
@@ -45,7 +46,7 @@ def filter_row(row: F32, maxima: F32, params: SamplingParams) -> Survivors | Non
     if 0 < params.top_k < len(row):
         ids = np.sort(top_ids(row, params.top_k, maxima))
     if params.top_p < 1.0:
-        kept = nucleus(weights(row if ids is None else row[ids], top, params.temperature), params.top_p)
+        kept = nucleus(row if ids is None else row[ids], params.top_p, params.temperature)
         ids = kept if ids is None else ids[kept]
     if params.min_p > 0.0:
         ids = min_p_ids(row, ids, top, params)
@@ -81,43 +82,47 @@ def top_ids(row: F32, k: int, maxima: F32 | None = None) -> I64:
     return np.asarray(candidates[np.argsort(-row[candidates], kind="stable")[:k]])
 
 
-def nucleus(w: F32, top_p: float) -> I64:
-    """Indices (ascending) of the fewest largest weights f32 [n] whose sum reaches top_p of the total; 0 < top_p < 1.
+def nucleus(logits: F32, top_p: float, temperature: float) -> I64:
+    """Indices (ascending) of the fewest best tokens of logits f32 [n] whose mass reaches top_p of the total; top_p < 1.
 
-    Holtzman et al., "The curious case of neural text degeneration" (2020). Equal weights: the lower index first.
-    A band of weights that must hold the cut is narrowed until it is cheap to sort; those above it are in for certain.
+    Holtzman et al., "The curious case of neural text degeneration" (2020). The largest logit must be finite.
+    Masses decide how many tokens stay, logits decide which: distinct logits may share a float32 weight.
+    A band of logits that must hold the cut is narrowed until it is cheap to sort; those above it are in for certain.
     """
+    top = logits.max()
+    w = weights(logits, top, temperature)
     target = top_p * float(w.sum(dtype=np.float64))
-    sure, mass, band = _first_band(w, target)
+    sure, mass, band = _first_band(logits, w, float(top), temperature, target)
     parts = [sure]
     while len(band) > _SORT_AT_MOST:
-        values = w[band]
-        upper = values >= np.sqrt(values.min()) * np.sqrt(values.max()) if values.min() > 0 else values > 0
-        above, inside = band[upper], float(values[upper].sum(dtype=np.float64))
-        if not 0 < len(above) < len(band):
-            break  # all equal, or next to it
+        values = logits[band]
+        upper = values >= values.min() / 2 + values.max() / 2
+        above = band[upper]
+        if len(above) == len(band):
+            break  # all equal, or two neighbours
+        inside = float(w[above].sum(dtype=np.float64))
         if mass + inside >= target:
             band = above
         else:
             mass, band = mass + inside, band[~upper]
             parts.append(above)
-    order = band[np.argsort(-w[band], kind="stable")]
+    order = band[np.argsort(-logits[band], kind="stable")]
     reached = mass + np.cumsum(w[order], dtype=np.float64)
     parts.append(order[: int(np.searchsorted(reached, target)) + 1])
     return np.sort(np.concatenate(parts))
 
 
-def _first_band(w: F32, target: float) -> tuple[I64, float, I64]:
+def _first_band(logits: F32, w: F32, top: float, temperature: float, target: float) -> tuple[I64, float, I64]:
     """(indices that are in for certain, their mass, the band that holds the cut), by a few fixed thresholds."""
-    sure, mass, ceiling = np.empty(0, np.int64), 0.0, np.inf
-    for cut in np.exp(np.array(_FIRST_CUTS, np.float32)):
-        above = np.flatnonzero(w >= cut)
-        inside = w[above]
-        total = float(inside.sum(dtype=np.float64))
+    sure, mass, ceiling = np.empty(0, np.int64), 0.0, np.float32(np.inf)
+    for cut in _FIRST_CUTS:
+        floor = np.float32(max(top + cut * temperature, _LOWEST))
+        above = np.flatnonzero(logits >= floor)
+        total = float(w[above].sum(dtype=np.float64))
         if total >= target:
-            return sure, mass, above[inside < ceiling]
-        sure, mass, ceiling = above, total, cut
-    return sure, mass, np.flatnonzero(w < ceiling)
+            return sure, mass, above[logits[above] < ceiling]
+        sure, mass, ceiling = above, total, floor
+    return sure, mass, np.flatnonzero((logits < ceiling) & (logits >= _LOWEST))
 
 
 def min_p_ids(row: F32, ids: I64 | None, top: np.float32, params: SamplingParams) -> I64:
