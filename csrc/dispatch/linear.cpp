@@ -8,12 +8,17 @@ namespace {
 constexpr int kBlockRows = 128;          // rows of activations that stay in the L2 while panels pass by
 constexpr std::size_t kItemBytes = 64 << 10;  // weights of one work item, about 5 us of streaming
 
-template <class T> T* room(std::vector<T>& v, std::size_t n) {
-  if (v.size() < n) v.resize(n);
-  return v.data();
-}
-
 }  // namespace
+
+Quantized QuantizedRows::room(std::size_t n) {
+  if (q.size() < n) {
+    q.resize(n);
+    scale.resize(n / kGroup);
+    scaled_sum.resize(n / kGroup);
+    sum16.resize(n / 16);
+  }
+  return {q.data(), scale.data(), scaled_sum.data(), sum16.data()};
+}
 
 void Context::rms_norm(const float* x, int rows, int n, const NormArgs& norm, float* y) {
   pool_.run(rows, [&](int r) {
@@ -31,13 +36,12 @@ void Context::softcap(float* x, std::ptrdiff_t n, float cap) {
 // Norm (if any) and quantization of every row, as far as the matrix's formats need them.
 Activations Context::activate(const float* x, int rows, const PackedLinear& w, const NormArgs& norm) {
   const std::size_t k = w.columns, n = rows;
-  float* normed = norm.weight ? room(normed_, n * k) : nullptr;
-  Activations a = {rows, w.columns, norm.weight ? normed : x};
+  if (norm.weight && normed_.size() < n * k) normed_.resize(n * k);
+  float* normed = normed_.data();
+  Activations a = {rows, w.columns, norm.weight ? normed : x, {}, {}};
   if (w.any_quantized) {
-    a.q = room(q_, n * k);
-    a.scale = room(scale_, n * (k / kGroup));
-    a.scaled_sum = room(sum_, n * (k / kGroup));
-    a.sum16 = room(sum16_, n * (k / 16));
+    a.main = main_.room(n * k);
+    a.rest = rest_.room(n * k);
   }
   auto row = [&](int r) {
     const float* from = x + r * k;
@@ -45,9 +49,7 @@ Activations Context::activate(const float* x, int rows, const PackedLinear& w, c
       kernels_.rms_norm(from, norm.weight, norm.eps, w.columns, normed + r * k);
       from = normed + r * k;
     }
-    if (w.any_quantized)
-      kernels_.quantize(from, w.columns, a.q + r * k, a.scale + r * (k / kGroup), a.scaled_sum + r * (k / kGroup),
-                        a.sum16 + r * (k / 16));
+    if (w.any_quantized) kernels_.quantize(from, w.columns, a.main.at(r * k), a.rest.at(r * k));
   };
   if (!norm.weight && !w.any_quantized) return a;
   if (rows < 4) {  // cheaper than a barrier

@@ -22,6 +22,15 @@ struct BatchArgs {  // core/batch.py
   int tokens, sequences, table_width;
 };
 
+// Memory for quantized rows; it grows to the largest batch seen.
+struct QuantizedRows {
+  Quantized room(std::size_t elements);
+
+  std::vector<int8_t> q;
+  std::vector<float> scale, scaled_sum;
+  std::vector<int16_t> sum16;
+};
+
 // One engine's threads and scratch memory. Calls on one Context are serialized.
 class Context {
  public:
@@ -44,9 +53,8 @@ class Context {
 
   Pool pool_;
   const Kernels& kernels_;
-  std::vector<float> normed_, scale_, sum_, partial_;
-  std::vector<int8_t> q_;
-  std::vector<int16_t> sum16_;
+  std::vector<float> normed_, partial_;
+  QuantizedRows main_, rest_;
 };
 
 double stream_gb_s(Pool& pool, const Kernels& kernels, std::size_t bytes, double seconds);

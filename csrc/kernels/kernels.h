@@ -24,18 +24,33 @@ struct FormatInfo {
 };
 extern const FormatInfo kFormats[static_cast<int>(Format::kCount)];
 
-// Rows of activations as the kernels read them: f32 for float formats, int8 with a scale per 32 for the others.
-// Shapes: x f32 [rows, k]; q i8 [rows, k]; scale f32 [rows, k/32]; scaled_sum f32 [rows, k/32] = scale * sum(q) of
-// the 32; sum16 i16 [rows, k/16] = sum(q) of each half.
-struct Activations {
-  int rows = 0;
-  int k = 0;
-  const float* x = nullptr;
+// Rows rounded to int8, one scale per group of 32: x = scale * q.
+// Shapes: q i8 [rows, k]; scale f32 [rows, k/32]; scaled_sum f32 [rows, k/32] = scale * sum(q) of the 32;
+// sum16 i16 [rows, k/16] = sum(q) of each half.
+struct Quantized {
   int8_t* q = nullptr;
   float* scale = nullptr;
   float* scaled_sum = nullptr;
   int16_t* sum16 = nullptr;
+
+  Quantized at(std::ptrdiff_t element) const {
+    return {q + element, scale + element / kGroup, scaled_sum + element / kGroup, sum16 + element / 16};
+  }
 };
+
+// Activations as the kernels read them: x f32 [rows, k] for float formats, `main` for the others. Groups that hold an
+// outlier (see kOutlier) carry what int8 lost in `rest`, a second int8 term; elsewhere rest.scale is 0 and the other
+// arrays are not read.
+struct Activations {
+  int rows = 0;
+  int k = 0;
+  const float* x = nullptr;
+  Quantized main, rest;
+};
+
+// A group whose largest magnitude exceeds this many times the row's root mean square gets a second term. One outlier
+// coarsens the step of its 31 neighbours; with the second term the group has 16 bits (docs/performance.md).
+constexpr float kOutlier = 4.0f;
 
 enum class Act : int { None, Silu, GeluTanh };
 enum class KvType : int { F32, F16, BF16 };
@@ -86,8 +101,8 @@ struct Kernels {
 
   // y = x * rsqrt(mean(x^2) + eps) * weight over one row of n.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
-  // One row of k floats into q, scale, scaled_sum, sum16 (k a multiple of 32).
-  void (*quantize)(const float* x, int k, int8_t* q, float* scale, float* scaled_sum, int16_t* sum16);
+  // One row of k floats (k a multiple of 32) into two int8 terms.
+  void (*quantize)(const float* x, int k, const Quantized& main, const Quantized& rest);
   // One panel (16 columns, all of K) for rows [row0, row1) of a: acc f32 [(row1 - row0), 16] is overwritten.
   void (*panel)(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc);
   // 16 rows of a packed panel back to floats: out[lane] is the row of lane, k floats.

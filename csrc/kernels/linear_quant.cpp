@@ -7,26 +7,18 @@ namespace {
 
 constexpr int kRows = 4;  // rows per pass: 4 x 2 partial-sum registers, 2 weights, 1 activation fit AVX2's sixteen
 
-struct Rows {  // one group of 32 of each row, at the chunk's first group
-  const int8_t* q;
-  const float* scale;
-  const float* scaled_sum;
-  const int16_t* sum16;
-  std::ptrdiff_t k;  // elements between rows
-};
-
-// Integer dot of 4-element steps [first, last) for each row, i16 partial sums flushed every `flush` steps.
+// Integer dots of `steps` steps of 4 elements for each row, i16 partial sums flushed every `flush` steps.
 template <int N, Kind kind, int flush>
-inline void dots(const Chunk& c, int first, int last, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
-  for (int u0 = first; u0 < last; u0 += flush) {
+inline void dots(const uint8_t (*w)[64], int steps, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
+  for (int u0 = 0; u0 < steps; u0 += flush) {
     H h[N];
     for (int r = 0; r < N; ++r) h[r] = h_zero();
-    for (int u = u0; u < u0 + flush && u < last; ++u) {
-      B w = b_load(c.w[u]);
+    for (int u = u0; u < u0 + flush && u < steps; ++u) {
+      const B lanes = b_load(w[u]);
       for (int r = 0; r < N; ++r) {
         const int8_t* a = q + r * k + 4 * u;
-        if constexpr (kind == Kind::Signed) h[r] = h_dot_signed(w, a);
-        else h[r] = h_dot_unsigned(h[r], w, a);
+        if constexpr (kind == Kind::Signed) h[r] = h_dot_signed(lanes, a);
+        else h[r] = h_dot_unsigned(h[r], lanes, a);
       }
     }
     for (int r = 0; r < N; ++r) {
@@ -36,34 +28,40 @@ inline void dots(const Chunk& c, int first, int last, const int8_t* q, std::ptrd
   }
 }
 
+// acc += one group of 32, `a` at its first element; k elements between rows.
 template <int N, Kind kind, int flush>
-inline void group(const Chunk& c, int g, const Rows& a, F acc[N]) {
+inline void group(const Chunk& c, int g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
   I sum[N];
   for (int r = 0; r < N; ++r) sum[r] = i_zero();
   if constexpr (kind == Kind::Sub16 || kind == Kind::Sub16Min) {
-    dots<N, kind, flush>(c, 8 * g, 8 * g + 4, a.q, a.k, c.sub[2 * g], sum);
-    dots<N, kind, flush>(c, 8 * g + 4, 8 * g + 8, a.q, a.k, c.sub[2 * g + 1], sum);
+    dots<N, kind, flush>(c.w + 8 * g, 4, a.q, k, c.sub[2 * g], sum);
+    dots<N, kind, flush>(c.w + 8 * g + 4, 4, a.q + 16, k, c.sub[2 * g + 1], sum);
   } else {
-    dots<N, kind, flush>(c, 8 * g, 8 * g + 8, a.q, a.k, nullptr, sum);
+    dots<N, kind, flush>(c.w + 8 * g, 8, a.q, k, nullptr, sum);
   }
-  F scale = f_load(c.scale[g]);
+  const F scale = f_load(c.scale[g]);
   for (int r = 0; r < N; ++r) {
-    F d = f_set1(a.scale[r * (a.k / kGroup) + g]);
-    const int16_t* halves = a.sum16 + r * (a.k / 16) + 2 * g;
+    const F d = f_set1(a.scale[r * (k / kGroup)]);
+    const int16_t* halves = a.sum16 + r * (k / 16);
     if constexpr (kind == Kind::Sub16) sum[r] = i_add(sum[r], i_pair(c.off[g], halves));
     acc[r] = f_fma(f_mul(f_from_i(sum[r]), d), scale, acc[r]);
     if constexpr (kind == Kind::Plain)
-      acc[r] = f_fma(f_load(c.min[g]), f_set1(a.scaled_sum[r * (a.k / kGroup) + g]), acc[r]);
+      acc[r] = f_fma(f_load(c.min[g]), f_set1(a.scaled_sum[r * (k / kGroup)]), acc[r]);
     if constexpr (kind == Kind::Sub16Min)
       acc[r] = f_fma(f_mul(f_from_i(i_pair(c.off[g], halves)), d), f_load(c.min[g]), acc[r]);
   }
 }
 
 template <int N, Kind kind, int flush>
-void rows_pass(const Chunk& c, int groups, const Rows& a, float* out) {
+void rows_pass(const Chunk& c, int groups, const Quantized& a, const Quantized& rest, std::ptrdiff_t k, float* out) {
   F acc[N];
   for (int r = 0; r < N; ++r) acc[r] = f_load(out + 16 * r);
-  for (int g = 0; g < groups; ++g) group<N, kind, flush>(c, g, a, acc);
+  for (int g = 0; g < groups; ++g) {
+    group<N, kind, flush>(c, g, a.at(kGroup * g), k, acc);
+    for (int r = 0; r < N; ++r)
+      if (rest.scale[r * (k / kGroup) + g] != 0)
+        group<1, kind, flush>(c, g, rest.at(r * k + kGroup * g), k, acc + r);
+  }
   for (int r = 0; r < N; ++r) f_store(out + 16 * r, acc[r]);
 }
 
@@ -79,14 +77,14 @@ void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, f
     unpack<format>(packed + static_cast<std::ptrdiff_t>(k0 / info.block) * info.packed_bytes, groups, c);
     for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 5 = 3 + 2
       const int n = (rows - r + passes - pass - 1) / (passes - pass);
-      const std::ptrdiff_t row = row0 + r, k = a.k;
-      const Rows at = {a.q + row * k + k0, a.scale + (row * k + k0) / kGroup, a.scaled_sum + (row * k + k0) / kGroup,
-                       a.sum16 + (row * k + k0) / 16, k};
+      const std::ptrdiff_t k = a.k, at = (row0 + r) * k + k0;
+      const Quantized main = a.main.at(at), rest = a.rest.at(at);
+      float* out = acc + 16 * r;
       switch (n) {
-        case 1: rows_pass<1, L::kind, L::flush>(c, groups, at, acc + 16 * r); break;
-        case 2: rows_pass<2, L::kind, L::flush>(c, groups, at, acc + 16 * r); break;
-        case 3: rows_pass<3, L::kind, L::flush>(c, groups, at, acc + 16 * r); break;
-        default: rows_pass<4, L::kind, L::flush>(c, groups, at, acc + 16 * r); break;
+        case 1: rows_pass<1, L::kind, L::flush>(c, groups, main, rest, k, out); break;
+        case 2: rows_pass<2, L::kind, L::flush>(c, groups, main, rest, k, out); break;
+        case 3: rows_pass<3, L::kind, L::flush>(c, groups, main, rest, k, out); break;
+        default: rows_pass<4, L::kind, L::flush>(c, groups, main, rest, k, out); break;
       }
       r += n;
     }

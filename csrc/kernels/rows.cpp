@@ -36,23 +36,48 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
   }
 }
 
-// Symmetric int8 per 32 elements: scale = max |x| / 127, so that |q| <= 127 always.
-void quantize(const float* x, int k, int8_t* q, float* scale, float* scaled_sum, int16_t* sum16) {
-  for (int g = 0; g < k / kGroup; ++g, x += kGroup, q += kGroup) {
-    const F a = f_load(x), b = f_load(x + 16);
-    const float top = f_hmax(f_max(f_abs(a), f_abs(b)));
-    const float d = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
-    f_to_i8(q, f_round(f_mul(a, f_set1(inverse))));
-    f_to_i8(q + 16, f_round(f_mul(b, f_set1(inverse))));
-    int first = 0, second = 0;
-    for (int i = 0; i < 16; ++i) {
-      first += q[i];
-      second += q[16 + i];
+namespace {
+
+// Symmetric int8 of one group: scale = max |x| / 127, so that |q| <= 127 always.
+inline void quantize_group(F a, F b, float top, const Quantized& to) {
+  const float d = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
+  f_to_i8(to.q, f_round(f_mul(a, f_set1(inverse))));
+  f_to_i8(to.q + 16, f_round(f_mul(b, f_set1(inverse))));
+  int first = 0, second = 0;
+  for (int i = 0; i < 16; ++i) {
+    first += to.q[i];
+    second += to.q[16 + i];
+  }
+  to.scale[0] = d;
+  to.scaled_sum[0] = d * static_cast<float>(first + second);
+  to.sum16[0] = static_cast<int16_t>(first);
+  to.sum16[1] = static_cast<int16_t>(second);
+}
+
+inline float largest(F a, F b) { return f_hmax(f_max(f_abs(a), f_abs(b))); }
+
+// x - scale * q
+inline F lost(F x, const int8_t* q, float scale) { return f_fma(f_from_i8(q), f_set1(-scale), x); }
+
+}  // namespace
+
+void quantize(const float* x, int k, const Quantized& main, const Quantized& rest) {
+  F squares = f_zero();
+  for (int i = 0; i < k; i += 16) {
+    F v = f_load(x + i);
+    squares = f_fma(v, v, squares);
+  }
+  const float bound = kOutlier * std::sqrt(f_sum(squares) / static_cast<float>(k));
+  for (int i = 0; i < k; i += kGroup) {
+    const F a = f_load(x + i), b = f_load(x + i + 16);
+    const float top = largest(a, b);
+    const Quantized to = main.at(i), second = rest.at(i);
+    quantize_group(a, b, top, to);
+    second.scale[0] = 0;
+    if (top > bound) {
+      const F ra = lost(a, to.q, to.scale[0]), rb = lost(b, to.q + 16, to.scale[0]);
+      quantize_group(ra, rb, largest(ra, rb), second);
     }
-    scale[g] = d;
-    scaled_sum[g] = d * static_cast<float>(first + second);
-    sum16[2 * g] = static_cast<int16_t>(first);
-    sum16[2 * g + 1] = static_cast<int16_t>(second);
   }
 }
 
