@@ -223,5 +223,10 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;
         std::lock_guard lock(c.pool().mutex());
         return stream_gb_s(c.pool(), c.kernels(), bytes, seconds);
-      }, nb::arg("bytes"), nb::arg("seconds"), "Gigabytes per second of the fastest of repeated reads of a buffer.");
+      }, nb::arg("bytes"), nb::arg("seconds"), "Gigabytes per second of the fastest of repeated reads of a buffer.")
+      .def("dot_gmac_s", [](Context& c, double seconds) {
+        nb::gil_scoped_release release;
+        std::lock_guard lock(c.pool().mutex());
+        return dot_gmac_s(c.pool(), c.kernels(), seconds);
+      }, nb::arg("seconds"), "Giga multiply-accumulates per second of the int8 dot instructions alone.");
 }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 
 #include "ops.h"
 
@@ -92,22 +91,6 @@ void Context::attention(const float* q, const KvPages& kv, const BatchArgs& batc
     }
     kernels_.merge_splits(m.data(), l.data(), o.data(), i.split, group, n, out + at(i));
   });
-}
-
-double stream_gb_s(Pool& pool, const Kernels& kernels, std::size_t bytes, double seconds) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::size_t step = 1 << 20;
-  Buffer buffer(bytes / step * step);
-  const int items = static_cast<int>(bytes / step);
-  pool.run(items, [&](int i) { std::fill_n(buffer.data() + i * step, step, static_cast<uint8_t>(i)); });
-  std::atomic<uint64_t> sum{0};
-  double best = 0;
-  for (const auto start = Clock::now(); std::chrono::duration<double>(Clock::now() - start).count() < seconds;) {
-    const auto t0 = Clock::now();
-    pool.run(items, [&](int i) { sum += kernels.stream(buffer.data() + i * step, step); });
-    best = std::max(best, items * static_cast<double>(step) / std::chrono::duration<double>(Clock::now() - t0).count());
-  }
-  return best / 1e9;
 }
 
 }  // namespace octavo

@@ -58,5 +58,6 @@ class Context {
 };
 
 double stream_gb_s(Pool& pool, const Kernels& kernels, std::size_t bytes, double seconds);
+double dot_gmac_s(Pool& pool, const Kernels& kernels, double seconds);
 
 }  // namespace octavo

@@ -20,14 +20,43 @@
 #include <stdexcept>
 #include <utility>
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#include <emmintrin.h>
+#endif
+
 namespace octavo {
 namespace {
 
 using Rows = const uint8_t* const*;
 
-inline uint8_t* units(Rows src, int offset, int count, uint8_t* out) {
-  for (int u = 0; u < count; ++u)
-    for (int lane = 0; lane < kLanes; ++lane, out += 4) std::memcpy(out, src[lane] + offset + 4 * u, 4);
+constexpr int kUnit = 4 * kLanes;
+#if defined(__SSE2__)
+constexpr bool kTransposed = true;
+#else
+constexpr bool kTransposed = false;
+#endif
+
+template <int count> inline uint8_t* units(Rows src, int offset, uint8_t* out) {
+  int u = 0;
+#if defined(__SSE2__)
+  for (; u + 4 <= count; u += 4, out += 4 * kUnit)  // 4 x 4 words at a time
+    for (int lane = 0; lane < kLanes; lane += 4) {
+      auto row = [&](int i) {
+        return _mm_castsi128_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src[lane + i] + offset + 4 * u)));
+      };
+      __m128 a = row(0), b = row(1), c = row(2), d = row(3);
+      _MM_TRANSPOSE4_PS(a, b, c, d);
+      float* to = reinterpret_cast<float*>(out) + lane;
+      _mm_storeu_ps(to, a);
+      _mm_storeu_ps(to + 16, b);
+      _mm_storeu_ps(to + 32, c);
+      _mm_storeu_ps(to + 48, d);
+    }
+#endif
+  if constexpr (count < 4 || !kTransposed)
+    for (; u < count; ++u)
+      for (int lane = 0; lane < kLanes; ++lane, out += 4) std::memcpy(out, src[lane] + offset + 4 * u, 4);
   return out;
 }
 
@@ -47,8 +76,13 @@ inline uint8_t* high_bits(Rows src, int offset, uint8_t* out) {
   for (int lane = 0; lane < kLanes; ++lane, out += 4) {
     uint32_t bits;
     std::memcpy(&bits, src[lane] + offset, 4);
-    uint8_t plane[4] = {};
-    for (int j = 0; j < 32; ++j) plane[j % 4] = static_cast<uint8_t>(plane[j % 4] | (((bits >> j) & 1) << (j / 4)));
+    uint8_t plane[4];
+    for (int i = 0; i < 4; ++i) {  // every fourth bit, drawn together
+      uint32_t t = (bits >> i) & 0x11111111u;
+      t = (t | (t >> 3)) & 0x03030303u;
+      t = (t | (t >> 6)) & 0x000f000fu;
+      plane[i] = static_cast<uint8_t>(t | (t >> 12));
+    }
     std::memcpy(out, plane, 4);
   }
   return out;
@@ -102,20 +136,20 @@ void pack_block(Format format, Rows s, uint8_t* o) {
   switch (format) {
     case Format::F32: return elements<4>(s, o);
     case Format::F16: return elements<2>(s, o);
-    case Format::BF16: units(s, 0, 1, o); return;
+    case Format::BF16: units<1>(s, 0, o); return;
     case Format::Q4_0:
-    case Format::IQ4_NL: units(s, 2, 4, halves(s, 0, o)); return;
-    case Format::Q4_1: units(s, 4, 4, halves(s, 2, halves(s, 0, o))); return;
-    case Format::Q5_0: units(s, 6, 4, high_bits(s, 2, halves(s, 0, o))); return;
-    case Format::Q5_1: units(s, 8, 4, high_bits(s, 4, halves(s, 2, halves(s, 0, o)))); return;
-    case Format::Q8_0: units(s, 2, 8, halves(s, 0, o)); return;
-    case Format::MXFP4: units(s, 1, 4, single_bytes(s, 0, 1, o)); return;
-    case Format::Q2_K: units(s, 16, 16, single_bytes(s, 0, 16, halves(s, 82, halves(s, 80, o)))); return;
-    case Format::Q3_K: units(s, 0, 8, units(s, 32, 16, q3_scales(s, 96, halves(s, 108, o)))); return;
-    case Format::Q4_K: units(s, 16, 32, k_scales(s, 4, halves(s, 2, halves(s, 0, o)))); return;
-    case Format::Q5_K: units(s, 48, 32, units(s, 16, 8, k_scales(s, 4, halves(s, 2, halves(s, 0, o))))); return;
-    case Format::Q6_K: units(s, 128, 16, units(s, 0, 32, single_bytes(s, 192, 16, halves(s, 208, o)))); return;
-    case Format::IQ4_XS: units(s, 8, 32, iq4_xs_scales(s, halves(s, 0, o))); return;
+    case Format::IQ4_NL: units<4>(s, 2, halves(s, 0, o)); return;
+    case Format::Q4_1: units<4>(s, 4, halves(s, 2, halves(s, 0, o))); return;
+    case Format::Q5_0: units<4>(s, 6, high_bits(s, 2, halves(s, 0, o))); return;
+    case Format::Q5_1: units<4>(s, 8, high_bits(s, 4, halves(s, 2, halves(s, 0, o)))); return;
+    case Format::Q8_0: units<8>(s, 2, halves(s, 0, o)); return;
+    case Format::MXFP4: units<4>(s, 1, single_bytes(s, 0, 1, o)); return;
+    case Format::Q2_K: units<16>(s, 16, single_bytes(s, 0, 16, halves(s, 82, halves(s, 80, o)))); return;
+    case Format::Q3_K: units<8>(s, 0, units<16>(s, 32, q3_scales(s, 96, halves(s, 108, o)))); return;
+    case Format::Q4_K: units<32>(s, 16, k_scales(s, 4, halves(s, 2, halves(s, 0, o)))); return;
+    case Format::Q5_K: units<32>(s, 48, units<8>(s, 16, k_scales(s, 4, halves(s, 2, halves(s, 0, o))))); return;
+    case Format::Q6_K: units<16>(s, 128, units<32>(s, 0, single_bytes(s, 192, 16, halves(s, 208, o)))); return;
+    case Format::IQ4_XS: units<32>(s, 8, iq4_xs_scales(s, halves(s, 0, o))); return;
     case Format::kCount: return;
   }
 }

@@ -124,6 +124,8 @@ struct Kernels {
   void (*merge_splits)(const float* m, const float* l, const float* o, int n, int group, int head_dim, float* out);
   // Measuring: sum of all bytes read (so that the reads are not removed).
   uint64_t (*stream)(const uint8_t* p, std::size_t n);
+  // Measuring: `steps` times 256 multiply-accumulates of the dot instructions, in registers.
+  int64_t (*dot)(int64_t steps);
 };
 
 extern const Kernels kPortable;

@@ -106,15 +106,28 @@ void softcap(float* x, std::ptrdiff_t n, float cap) {
 }
 
 uint64_t stream(const uint8_t* p, std::size_t n) {
-  uint64_t sum[16] = {};
-  for (std::size_t i = 0; i + 128 <= n; i += 128) {
-    uint64_t v[16];
-    std::memcpy(v, p + i, sizeof v);
-    for (int j = 0; j < 16; ++j) sum[j] += v[j];
+  I sum[4] = {i_zero(), i_zero(), i_zero(), i_zero()};
+  for (std::size_t i = 0; i + 256 <= n; i += 256)
+    for (int j = 0; j < 4; ++j) sum[j] = i_add(sum[j], i_load(p + i + 64 * j));
+  const I all = i_add(i_add(sum[0], sum[1]), i_add(sum[2], sum[3]));
+  return static_cast<uint64_t>(f_sum(f_abs(f_from_i(all))));
+}
+
+int64_t dot(int64_t steps) {
+  alignas(64) uint8_t w[64];
+  int8_t a[4] = {1, 2, 3, 4};
+  for (int i = 0; i < 64; ++i) w[i] = static_cast<uint8_t>(i % 16);
+  H sum[4] = {h_zero(), h_zero(), h_zero(), h_zero()};
+  B lanes = b_load(w);
+  for (int64_t s = 0; s < steps; ++s) {
+    for (auto& h : sum) {
+      opaque(lanes);
+      h = h_dot_unsigned(h, lanes, a);
+    }
   }
-  uint64_t total = 0;
-  for (uint64_t s : sum) total += s;
-  return total;
+  I total = i_zero();
+  for (auto& h : sum) total = i_add(total, h_sum(h));
+  return static_cast<int64_t>(f_sum(f_from_i(total)));
 }
 
 }  // namespace octavo::OCTAVO_TIER

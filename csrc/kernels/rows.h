@@ -9,6 +9,7 @@ void gate(Act act, const float* g, const float* up, int n, float* y);
 void add(const float* a, const float* b, int n, float* y);
 void softcap(float* x, std::ptrdiff_t n, float cap);
 uint64_t stream(const uint8_t* p, std::size_t n);
+int64_t dot(int64_t steps);
 
 void rope_kv(const float* qkv, int heads, const KvPages& kv, int page, int offset, int position, const RopeArgs& rope,
              const HeadNorm& q_norm, const HeadNorm& k_norm, float* q_out);

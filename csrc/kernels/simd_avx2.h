@@ -106,6 +106,10 @@ static inline float f_hmax(F x) {
 }
 
 static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline I i_load(const void* p) {
+  auto* v = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
 static inline I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 static inline F f_from_i(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
@@ -147,6 +151,9 @@ static inline I i_pair(const int16_t* s, const int16_t* pair) {
   return {_mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s))),
           _mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s + 16)))};
 }
+
+// Hides from the compiler that w is the same as before.
+static inline void opaque(B& w) { asm volatile("" : "+x"(w.a), "+x"(w.b)); }
 
 static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 

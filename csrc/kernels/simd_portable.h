@@ -100,8 +100,13 @@ static inline float f_hmax(F x) {
 }
 
 static inline I i_zero() { return {}; }
+static inline I i_load(const void* p) {
+  I x;
+  std::memcpy(x.v, p, sizeof x.v);
+  return x;
+}
 static inline I i_add(I x, I y) {
-  for (int i = 0; i < 16; ++i) x.v[i] += y.v[i];
+  for (int i = 0; i < 16; ++i) x.v[i] = static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) + static_cast<uint32_t>(y.v[i]));
   return x;
 }
 static inline F f_from_i(I x) { OCTAVO_EACH(static_cast<float>(x.v[i])); }
@@ -139,6 +144,9 @@ static inline I i_pair(const int16_t* s, const int16_t* pair) {
   for (int i = 0; i < 16; ++i) out.v[i] = s[2 * i] * pair[0] + s[2 * i + 1] * pair[1];
   return out;
 }
+
+// Hides from the compiler that w is the same as before.
+static inline void opaque(B& w) { asm volatile("" : "+r"(w.p) : : "memory"); }
 
 static inline void prefetch(const void*) {}
 

@@ -19,6 +19,7 @@ const Kernels OCTAVO_TABLE = {
     OCTAVO_TIER::attend_split,
     OCTAVO_TIER::merge_splits,
     OCTAVO_TIER::stream,
+    OCTAVO_TIER::dot,
 };
 
 }  // namespace octavo

@@ -107,9 +107,7 @@ def test_rows_do_not_depend_on_their_number(ops, dtype):
 def test_embedding_is_the_dequantized_row(ops, dtype):
     table = weights(dtype, 50, columns_of(dtype, 768))
     tokens = np.array([3, 49, 0, 3, *range(17)], np.int32)
-    assert np.allclose(
-        ops.embedding(table, tokens, 1.5), reference.embedding(table, tokens, 1.5), rtol=1e-6, atol=1e-9
-    )
+    assert np.allclose(ops.embedding(table, tokens, 1.5), reference.embedding(table, tokens, 1.5), rtol=1e-6, atol=1e-9)
     assert np.array_equal(ops.embedding(table, tokens[:1]), ops.embedding(table, tokens)[:1])
 
 
@@ -302,7 +300,9 @@ def test_what_does_not_fit_is_refused(ops):
         ops.linear(f32(1, 32), w, activation="silu")
     spec = AttentionSpec(heads=2, kv_heads=2, head_dim=16, scale=1)
     kv, batch = KVStore(1, 1, 16, 2, 16, "float32"), ragged([(0, 3)], 16)
-    bad = RaggedBatch(batch.tokens, batch.positions, batch.query_starts, batch.kv_lens, batch.page_tables + 5, batch.tokens)
+    bad = RaggedBatch(
+        batch.tokens, batch.positions, batch.query_starts, batch.kv_lens, batch.page_tables + 5, batch.tokens
+    )
     with pytest.raises(ValueError, match="page number out of range"):
         ops.attention(f32(3, 32), kv, 0, bad, spec)
 

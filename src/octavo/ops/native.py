@@ -21,7 +21,7 @@ from octavo.ops import _native
 from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable
 from octavo.ops.kv import KVStore
 
-__all__ = ["NativeOps", "available_tiers", "measure_stream"]
+__all__ = ["NativeOps", "available_tiers", "measure_dot", "measure_stream"]
 
 MAX_GROUP = 32
 MAX_HEAD_DIM = 512
@@ -35,7 +35,13 @@ def available_tiers() -> list[str]:
 @cache
 def measure_stream(threads: int) -> float:
     """Gigabytes per second that `threads` threads read from memory: the best of a quarter of a second of reads."""
-    return float(_native.Context(threads, "auto").stream_gb_s(256 << 20, 0.25))
+    return float(_native.Context(threads, env("OCTAVO_ISA")).stream_gb_s(256 << 20, 0.25))
+
+
+@cache
+def measure_dot(threads: int) -> float:
+    """Giga multiply-accumulates per second of `threads` threads in the int8 dot instructions alone: the ceiling."""
+    return float(_native.Context(threads, env("OCTAVO_ISA")).dot_gmac_s(0.25))
 
 
 class NativeOps:
@@ -100,7 +106,8 @@ class NativeOps:
         residual: F32 | None = None,
         post_norm: Norm | None = None,
     ) -> F32:
-        out = np.empty((len(x), w.rows // 2 if activation else w.rows), np.float32)
+        assert isinstance(w, _native.PackedLinear), "weights of one backend do not fit another"
+        out = np.empty((len(x), w.rows // 2 if w.gated else w.rows), np.float32)
         self._context.linear(
             x,
             w,

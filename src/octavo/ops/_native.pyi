@@ -1,0 +1,86 @@
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
+Pages = NDArray[np.generic]
+
+def tiers() -> list[str]: ...
+def formats() -> list[str]: ...
+def block_size(format: str) -> int: ...
+
+class PackedLinear:
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def gated(self) -> bool: ...
+    @property
+    def packed_bytes(self) -> int: ...
+
+class Context:
+    def __init__(self, threads: int, tier: str) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def tier(self) -> str: ...
+    def pack(
+        self, formats: Sequence[str], parts: Sequence[Bytes], columns: int, bias: F32 | None, gated: bool
+    ) -> PackedLinear: ...
+    def linear(
+        self,
+        x: F32,
+        w: PackedLinear,
+        y: F32,
+        norm: F32 | None,
+        eps: float,
+        activation: str,
+        residual: F32 | None,
+        post: F32 | None,
+        post_eps: float,
+    ) -> None: ...
+    def rope_kv_write(
+        self,
+        qkv: F32,
+        k: Pages,
+        v: Pages,
+        dtype: str,
+        positions: I32,
+        starts: I32,
+        lens: I32,
+        tables: I32,
+        heads: int,
+        cos: F32 | None,
+        sin: F32 | None,
+        interleaved: bool,
+        q_norm: F32 | None,
+        q_eps: float,
+        k_norm: F32 | None,
+        k_eps: float,
+        q: F32,
+    ) -> None: ...
+    def attention(
+        self,
+        q: F32,
+        k: Pages,
+        v: Pages,
+        dtype: str,
+        positions: I32,
+        starts: I32,
+        lens: I32,
+        tables: I32,
+        heads: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        out: F32,
+    ) -> None: ...
+    def embedding(self, format: str, table: Bytes, columns: int, tokens: I32, scale: float, y: F32) -> None: ...
+    def rms_norm(self, x: F32, weight: F32, eps: float, y: F32) -> None: ...
+    def softcap(self, x: F32, cap: float) -> None: ...
+    def stream_gb_s(self, bytes: int, seconds: float) -> float: ...
+    def dot_gmac_s(self, seconds: float) -> float: ...
