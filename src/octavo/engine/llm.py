@@ -239,7 +239,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a conversation, to be used as a prompt.
+        """The token ids of a conversation, to be used as a prompt. Special tokens that it spells stay plain text.
 
         tools: JSON schemas of functions that the model may call.
         add_generation_prompt: end with the opening of the assistant's turn; None: yes, unless the last message is
@@ -248,14 +248,14 @@ class LLM:
         Raises RequestError: no chat template, or messages that it refuses.
         """
         parts = self._open().text
-        text = parts.chat_template.render(
+        ids = parts.chat_template.encode(
+            parts.tokenizer,
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **(chat_template_kwargs or {}),
         )
-        ids = parts.tokenizer.encode(text, parse_special=True)
         return ids if continue_final_message else ChatTokens(ids)
 
     def decode_limit_tok_s(self, context_tokens: int = 0) -> float | None:

@@ -1,16 +1,19 @@
 """Chat messages to the text that a model was trained on, by the Jinja template that its file carries.
 
     template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
-    text = template.render([{"role": "user", "content": "Hello"}])
-    ids = tokenizer.encode(text, parse_special=True)
+    text = template.render([{"role": "user", "content": "Hello"}])          # to read
+    ids = template.encode(tokenizer, [{"role": "user", "content": "Hello"}])  # for the model
 
-Rendering follows `apply_chat_template` of Hugging Face transformers: same variables, filters and whitespace rules.
+`encode` keeps special tokens that the messages spell as text; encoding the rendered text could not tell them from the
+template's own. Rendering follows `apply_chat_template` of Hugging Face transformers: same variables, filters and
+whitespace rules.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +22,7 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
 from octavo.core.errors import InvalidParameterError, ModelFormatError, RequestError
 from octavo.formats.chat_sandbox import MAX_CHARACTERS, Budget, ChatEnvironment, TemplateRaised
+from octavo.formats.shield import Shield, map_strings
 from octavo.formats.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "Message"]
@@ -102,25 +106,52 @@ class ChatTemplate:
         Raises RequestError for bad messages, for what the template itself refuses (with its own words) and for
         arguments that the template does not read; ModelFormatError if the template is malformed.
         """
-        if continue_final_message and add_generation_prompt:
+        return self._prepare(messages, tools, add_generation_prompt, continue_final_message, kwargs).render()
+
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The prompt's token ids. Arguments and errors are those of `render`.
+
+        Special tokens come from the template alone: those spelled in messages, tools or kwargs are plain text. (So the
+        template does not recognize them either, should it look for them.)
+        """
+        chat = self._prepare(messages, tools, add_generation_prompt, continue_final_message, kwargs)
+        shield = Shield(tokenizer.control_matcher, chat.words, chat.source)
+        if not shield.needed:
+            return tokenizer.encode(chat.render(), parse_special=True, stand_ins=shield.stand_ins)
+        text, safe = (shield.unescape(chat.render(veil)) for veil in (shield.light, shield.heavy))
+        find = tokenizer.control_matcher.ids
+        return tokenizer.encode(
+            text if find(text) == find(safe) else safe, parse_special=True, stand_ins=shield.stand_ins
+        )
+
+    def _prepare(
+        self, messages: Any, tools: Any, add_generation_prompt: bool | None, continued: bool, kwargs: Mapping[str, Any]
+    ) -> _Chat:
+        """Everything checked, the template chosen and compiled."""
+        if continued and add_generation_prompt:
             raise InvalidParameterError(
                 "add_generation_prompt and continue_final_message exclude each other; set one of them"
             )
         turns = [_checked_message(message, index) for index, message in enumerate(_checked_list(messages))]
-        template, reads = self._template(self._choose(tools))
+        source = self._choose(tools)
+        template, reads = self._template(source)
         _refuse_unread({**kwargs, **({"tools": tools} if tools else {})}, reads)
-        variables = {
-            **kwargs,
-            "messages": turns,
-            "tools": _checked_tools(tools),
-            "add_generation_prompt": not continue_final_message
-            if add_generation_prompt is None
-            else add_generation_prompt,
+        words = {**kwargs, "messages": turns, "tools": _checked_tools(tools)}
+        own = {
+            "add_generation_prompt": not continued if add_generation_prompt is None else add_generation_prompt,
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
         }
-        text = _render(template, variables)
-        return _cut_after(text, turns[-1]) if continue_final_message else text
+        return _Chat(source, template, words, own, continued)
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         if tools and _TOOL_TEMPLATE in self.named:
@@ -151,6 +182,23 @@ class ChatTemplate:
             except (TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as error:
                 raise ModelFormatError(f"the chat template cannot be compiled: {_cause(error)}") from None
         return self._compiled[source]
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A chat ready to be rendered. words: variables that come from the caller; own: the template's."""
+
+    source: str
+    template: Template
+    words: dict[str, Any]
+    own: dict[str, Any]
+    continued: bool
+
+    def render(self, veil: Callable[[str], str] | None = None) -> str:
+        """veil: changes each string of the words before."""
+        words = self.words if veil is None else {name: map_strings(item, veil) for name, item in self.words.items()}
+        text = _render(self.template, {**words, **self.own})
+        return _cut_after(text, words["messages"][-1]) if self.continued else text
 
 
 def _speller(tokenizer: Tokenizer) -> Callable[[int | None], str]:

@@ -11,7 +11,7 @@ _HEAD = 2  # characters that a candidate is found by; most vocabularies share fe
 
 
 class TokenMatcher:
-    """Cuts text at the spellings it was given."""
+    """Cuts text at the spellings it was given. first_characters: what a spelling can begin with."""
 
     def __init__(self, spellings: Mapping[str, int]):
         """`spellings`: text -> token id; the empty text is left out."""
@@ -24,6 +24,21 @@ class TokenMatcher:
         self._lengths = {head: sorted(found, reverse=True) for head, found in lengths.items()}
         heads = sorted(self._lengths, key=len, reverse=True)
         self._heads = re.compile("|".join(map(re.escape, heads))) if heads else None
+        self.first_characters = frozenset(text[0] for text in self._ids)
+
+    def starts(self, text: str) -> list[int]:
+        """Where spellings begin, those inside or across another one too."""
+        found: list[int] = []
+        position = 0
+        while self._heads is not None and (match := self._heads.search(text, position)):
+            if self._longest(text, match.start(), match.group())[1] is not None:
+                found.append(match.start())
+            position = match.start() + 1
+        return found
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens that `split` finds, in order."""
+        return [piece for piece in self.split(text) if isinstance(piece, int)]
 
     def split(self, text: str) -> list[str | int]:
         """The text as pieces of plain text and token ids, in order; no empty pieces."""

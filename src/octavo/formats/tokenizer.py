@@ -128,6 +128,11 @@ class Tokenizer:
     def _special_matcher(self) -> TokenMatcher:
         return self._matcher(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
+    @cached_property
+    def control_matcher(self) -> TokenMatcher:
+        """Finds the spellings of `special_ids`."""
+        return self._matcher(TokenType.CONTROL, TokenType.UNKNOWN)
+
     def _matcher(self, *types: TokenType) -> TokenMatcher:
         tokens = self._vocabulary.tokens
         found = self._vocabulary.of_type(*types)
@@ -137,12 +142,21 @@ class Tokenizer:
         special = self.special_ids
         return TokenMatcher({tokens[i] if i in special else tokens[i].replace(WORD_MARK, " "): i for i in found})
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+        stand_ins: Mapping[int, str] | None = None,
+    ) -> list[int]:
         """Token ids of a text.
 
         add_special_tokens: put BOS before and EOS after it, as far as the model asks for them.
         parse_special: spellings of special tokens in the text become these tokens, as a rendered chat template needs
             it; a BOS or EOS that the text spells at its end is then not doubled. False: they stay text.
+        stand_ins: code point -> the character it stands for, put back after special tokens have been found, so that
+            what it hides stays text (see shield.py).
         User-defined tokens are found in any text. Raises RequestError if the text cannot be expressed.
         """
         try:
@@ -154,7 +168,7 @@ class Tokenizer:
             ) from None
         ids: list[int] = []
         follows_special = True  # the start of a text counts as one
-        for piece in (self._special_matcher if parse_special else self._plain_matcher).split(text):
+        for piece in self._pieces_of(text, parse_special, stand_ins):
             if isinstance(piece, int):
                 ids.append(piece)
                 follows_special = piece in self.special_ids
@@ -162,6 +176,16 @@ class Tokenizer:
                 ids += self._engine.encode(self._prefixed(piece) if follows_special else piece)
                 follows_special = False
         return self._with_ends(ids, spelled=parse_special) if add_special_tokens else ids
+
+    def _pieces_of(self, text: str, parse_special: bool, stand_ins: Mapping[int, str] | None) -> Iterator[str | int]:
+        if stand_ins is None:
+            yield from (self._special_matcher if parse_special else self._plain_matcher).split(text)
+            return
+        for piece in self.control_matcher.split(text) if parse_special else [text]:
+            if isinstance(piece, int):
+                yield piece
+            else:
+                yield from self._plain_matcher.split(piece.translate(stand_ins))
 
     def _prefixed(self, text: str) -> str:
         if not self.add_space_prefix or (not self._is_spm and text.startswith(" ")):
