@@ -30,7 +30,7 @@ END = "<|im_end|>"
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_metadata(bpe_metadata(extra={name: CONTROL for name in ("<|im_start|>", END)}))
+    return Tokenizer.from_metadata(bpe_metadata(extra=dict.fromkeys(("<|im_start|>", END), CONTROL)))
 
 
 def user(content: Any) -> list[dict[str, Any]]:
