@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from octavo.core.errors import ModelFormatError, RequestError, UnsupportedModelError
+from octavo.formats.late_engine import LateEngine, merge_symbols
 from octavo.formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.formats.vocabulary import PREFIX, TokenType, Vocabulary, clip, strings
 
@@ -56,11 +57,11 @@ class ByteLevelBPE:
         self._vocabulary = vocabulary
         self._literal = frozenset(vocabulary.of_type(*_LITERAL))
         self._missing_id = len(vocabulary.tokens)
-        self._engine = _build(metadata, vocabulary, pre, self._missing_id)
+        self._engine = _late_engine(metadata, vocabulary, pre, self._missing_id)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain text. Raises RequestError if a byte of it has no token."""
-        ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
+        ids = self._engine.encode(text)
         if self._missing_id in ids:
             raise RequestError("the text holds a character whose bytes are not all in the vocabulary of this model")
         return ids
@@ -76,22 +77,43 @@ class ByteLevelBPE:
             return text.encode()
 
 
-def _build(metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer, missing_id: int) -> Engine:
+def _late_engine(metadata: Mapping[str, Any], vocabulary: Vocabulary, pre: PreTokenizer, missing_id: int) -> LateEngine:
     ids = vocabulary.ids.copy()
     for token_id in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED):
         ids.pop(vocabulary.tokens[token_id], None)  # plain text must never become one of these
     ids.pop("", None)
-    ids[_MISSING] = missing_id
     lines = strings(metadata, PREFIX + "merges")
-    merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
-    if set(map(len, merges)) - {2}:
-        index = next(i for i, pair in enumerate(merges) if len(pair) != 2)
+    _check_merges(lines, ids)
+    ids[_MISSING] = missing_id
+    rank_of = dict(zip(lines, range(len(lines)), strict=True)).get
+    id_of = ids.get
+
+    def merge(piece: str) -> list[int]:
+        if pre.ignore_merges and (whole := id_of(piece)) is not None:
+            return [whole]
+        symbols = merge_symbols(list(piece), lambda left, right: rank_of(f"{left} {right}"))
+        return [id_of(symbol, missing_id) for symbol in symbols]
+
+    def build(cuts: Any) -> Engine:
+        pairs = map(str.split, lines, repeat(" "))
+        # A pair with a part that is no token never meets, but the library would refuse it.
+        merges: list[Any] = [(left, right) for left, right in pairs if left in ids and right in ids]
+        engine = Engine(BPE(ids, merges, unk_token=_MISSING, ignore_merges=pre.ignore_merges))
+        engine.pre_tokenizer = cuts
+        return engine
+
+    patterns = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    return LateEngine(Sequence([*patterns, ByteLevel(add_prefix_space=False, use_regex=False)]), merge, build)
+
+
+def _check_merges(lines: list[str], ids: Mapping[str, int]) -> None:
+    """Raises ModelFormatError unless each entry is two texts that make a token. A few C loops over all of them."""
+    if set(map(str.count, lines, repeat(" "))) - {1}:
+        index = next(i for i, line in enumerate(lines) if line.count(" ") != 1)
         raise ModelFormatError(f"{PREFIX}merges, entry {index}, is not two tokens: {clip(lines[index])}")
-    try:
-        model = BPE(ids, merges, unk_token=_MISSING, ignore_merges=pre.ignore_merges)
-    except Exception as error:  # the library raises no narrower type
-        raise ModelFormatError(f"{PREFIX}merges does not fit {PREFIX}tokens: {error}") from None
-    engine = Engine(model)
-    cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
-    engine.pre_tokenizer = Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
-    return engine
+    if all(map(ids.__contains__, map(str.replace, lines, repeat(" "), repeat("")))):
+        return
+    index = next(i for i, line in enumerate(lines) if line.replace(" ", "") not in ids)
+    raise ModelFormatError(
+        f"{PREFIX}merges does not fit {PREFIX}tokens: entry {index}, {clip(lines[index])}, does not make a token"
+    )

@@ -8,7 +8,9 @@ them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex
@@ -17,6 +19,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Split
 
 from octavo.core.errors import ModelFormatError, RequestError
+from octavo.formats.late_engine import LateEngine, merge_symbols
 from octavo.formats.spm_merges import SpmMerges, find_merges
 from octavo.formats.vocabulary import PREFIX, TokenType, Vocabulary, clip
 
@@ -43,11 +46,12 @@ class SentencePiece:
         self._size = len(vocabulary.tokens)
         self._missing_id = self._size + len(merges.lone)
         self._expansions = _unused_parts(vocabulary, merges, self._lone_characters(merges))
-        self._engine = self._build(merges)
+        cuts = Split(Regex(_word_pattern(merges.joiners)), "isolated") if len(merges.joiners) <= 64 else None
+        self._engine = LateEngine(cuts, self._merger(merges), lambda cuts: self._build(merges, cuts))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain text. Raises RequestError if a character has neither token, bytes nor stand-in."""
-        ids: list[int] = self._engine.encode(text.replace(" ", WORD_MARK), add_special_tokens=False).ids
+        ids = self._engine.encode(text.replace(" ", WORD_MARK))
         if self._expansions and not self._expansions.keys().isdisjoint(ids):
             ids = [part for token_id in ids for part in self._expansions.get(token_id, (token_id,))]
         if self._missing_id in ids:
@@ -73,26 +77,54 @@ class SentencePiece:
         """Characters that are no tokens but can be merged into one get ids above the vocabulary while encoding."""
         return {self._size + i: self._as_bytes(character) for i, character in enumerate(merges.lone)}
 
-    def _build(self, merges: SpmMerges) -> Engine:
+    def _symbols(self, merges: SpmMerges) -> dict[str, int]:
+        """What plain text may become: characters and merged tokens, and nothing else by merging."""
         vocabulary = self._vocabulary
-        unknown = vocabulary.unk_id
         ids = vocabulary.ids.copy()
         ids.pop("", None)
         literal = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED, TokenType.BYTE)
         for token_id in vocabulary.of_type(*literal):
-            ids.pop(vocabulary.tokens[token_id], None)  # plain text must not become one of these by merging
+            ids.pop(vocabulary.tokens[token_id], None)
+        return ids | {character: self._size + i for i, character in enumerate(merges.lone)}
+
+    def _merger(self, merges: SpmMerges) -> Callable[[str], list[int] | None]:
+        ids = self._symbols(merges)
+        rows = np.full(self._size, -1, np.int64)
+        rows[merges.made] = np.arange(len(merges.made))
+
+        def rank_of(left: str, right: str) -> int | None:
+            made = ids.get(left + right, self._size)
+            row = rows[made] if made < self._size else -1
+            return int(row) if row >= 0 and merges.left[row] == ids.get(left) else None
+
+        def merge(piece: str) -> list[int] | None:
+            found: list[int] = []
+            for symbol in merge_symbols(list(piece), rank_of):
+                if symbol in ids:
+                    found.append(ids[symbol])
+                    continue
+                parts = [self._byte_ids.get(value) for value in symbol.encode()]
+                if None in parts:
+                    return None  # unknown tokens are drawn together by the library
+                found += [part for part in parts if part is not None]
+            return found
+
+        return merge
+
+    def _build(self, merges: SpmMerges, cuts: Any | None) -> Engine:
+        """The library's tokenizer. Raises ModelFormatError, though what find_merges gives should always fit."""
+        ids = self._symbols(merges)
         ids |= {f"<0x{value:02X}>": token_id for value, token_id in self._byte_ids.items()}
-        ids |= {character: self._size + i for i, character in enumerate(merges.lone)}
-        ids[_MISSING] = self._missing_id if unknown is None else unknown
-        text_of = [*vocabulary.tokens, *merges.lone].__getitem__
+        ids[_MISSING] = self._missing_id if self._vocabulary.unk_id is None else self._vocabulary.unk_id
+        text_of = [*self._vocabulary.tokens, *merges.lone].__getitem__
         pairs = list(zip(map(text_of, merges.left.tolist()), map(text_of, merges.right.tolist()), strict=True))
         try:
             model = BPE(ids, pairs, unk_token=_MISSING, fuse_unk=True, byte_fallback=True)
         except Exception as error:  # the library raises no narrower type
             raise ModelFormatError(f"{PREFIX}tokens and scores make no tokenizer: {error}") from None
         engine = Engine(model)
-        if len(merges.joiners) <= 64:
-            engine.pre_tokenizer = Split(Regex(_word_pattern(merges.joiners)), "isolated")
+        if cuts is not None:
+            engine.pre_tokenizer = cuts
         return engine
 
 
