@@ -49,7 +49,7 @@ Activations Context::activate(const float* x, int rows, const PackedLinear& w, c
       kernels_.rms_norm(from, norm.weight, norm.eps, w.columns, normed + r * k);
       from = normed + r * k;
     }
-    if (w.any_quantized) kernels_.quantize(from, w.columns, a.main.at(r * k), a.rest.at(r * k));
+    if (w.any_quantized) kernels_.quantize(from, a, r);
   };
   if (!norm.weight && !w.any_quantized) return a;
   if (rows < 4) {  // cheaper than a barrier

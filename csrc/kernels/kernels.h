@@ -24,9 +24,9 @@ struct FormatInfo {
 };
 extern const FormatInfo kFormats[static_cast<int>(Format::kCount)];
 
-// Rows rounded to int8, one scale per group of 32: x = scale * q.
-// Shapes: q i8 [rows, k]; scale f32 [rows, k/32]; scaled_sum f32 [rows, k/32] = scale * sum(q) of the 32;
-// sum16 i16 [rows, k/16] = sum(q) of each half.
+// Rows rounded to int8, one scale per group of 32: x = scale * q; scaled_sum = scale * sum(q) of the 32;
+// sum16 = sum(q) of each half. Laid out by chunks of up to 256 elements, [k / 256][rows][256], so that a panel reads
+// all rows of a chunk as one stream; the scales and sums alike, one per 32 or 16 elements.
 struct Quantized {
   int8_t* q = nullptr;
   float* scale = nullptr;
@@ -46,6 +46,11 @@ struct Activations {
   int k = 0;
   const float* x = nullptr;
   Quantized main, rest;
+
+  // Where the chunk of K at k0 starts for a row, in elements.
+  std::ptrdiff_t first(int k0, int row) const {
+    return static_cast<std::ptrdiff_t>(k0) * rows + static_cast<std::ptrdiff_t>(row) * (k - k0 < kChunk ? k - k0 : kChunk);
+  }
 };
 
 // A group whose largest magnitude exceeds this many times the row's root mean square gets a second term. One outlier
@@ -101,8 +106,8 @@ struct Kernels {
 
   // y = x * rsqrt(mean(x^2) + eps) * weight over one row of n.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
-  // One row of k floats (k a multiple of 32) into two int8 terms.
-  void (*quantize)(const float* x, int k, const Quantized& main, const Quantized& rest);
+  // One row of k floats (k a multiple of 32) into the two int8 terms of a.
+  void (*quantize)(const float* x, const Activations& a, int row);
   // One panel (16 columns, all of K) for rows [row0, row1) of a: acc f32 [(row1 - row0), 16] is overwritten.
   void (*panel)(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc);
   // 16 rows of a packed panel back to floats: out[lane] is the row of lane, k floats.

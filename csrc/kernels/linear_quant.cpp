@@ -1,5 +1,5 @@
 // Matrix product of quantized panels: 16 columns x up to 4 rows at a time.
-#include "chunk.h"
+#include "layouts.h"
 #include "linear.h"
 
 namespace octavo::OCTAVO_TIER {
@@ -7,14 +7,24 @@ namespace {
 
 constexpr int kRows = 4;  // rows per pass: 4 x 2 partial-sum registers, 2 weights, 1 activation fit AVX2's sixteen
 
-// Integer dots of `steps` steps of 4 elements for each row, i16 partial sums flushed every `flush` steps.
-template <int N, Kind kind, int flush>
-inline void dots(const uint8_t (*w)[64], int steps, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
-  for (int u0 = 0; u0 < steps; u0 += flush) {
+// Where the bytes of step u of group g come from.
+struct FromChunk {
+  const Chunk& c;
+  B operator()(int g, int u) const { return b_load(c.w[8 * g + u]); }
+};
+template <Format format> struct FromPacked {
+  const uint8_t* p;
+  B operator()(int g, int u) const { return Layout<format>::lanes(p, g, u); }
+};
+
+// Integer dots of steps [first, last) of group g for each row, partial sums flushed every `flush` steps.
+template <int N, Kind kind, int flush, int first, int last, class Source>
+inline void dots(const Source& source, int g, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
+  for (int u0 = first; u0 < last; u0 += flush) {
     H h[N];
     for (int r = 0; r < N; ++r) h[r] = h_zero();
-    for (int u = u0; u < u0 + flush && u < steps; ++u) {
-      const B lanes = b_load(w[u]);
+    for (int u = u0; u < u0 + flush; ++u) {
+      const B lanes = source(g, u);
       for (int r = 0; r < N; ++r) {
         const int8_t* a = q + r * k + 4 * u;
         if constexpr (kind == Kind::Signed) h[r] = h_dot_signed(lanes, a);
@@ -22,70 +32,91 @@ inline void dots(const uint8_t (*w)[64], int steps, const int8_t* q, std::ptrdif
       }
     }
     for (int r = 0; r < N; ++r) {
-      I part = (kind == Kind::Sub16 || kind == Kind::Sub16Min) ? h_scaled(h[r], sub) : h_sum(h[r]);
+      const I part = (kind == Kind::Sub16 || kind == Kind::Sub16Min) ? h_scaled(h[r], sub) : h_sum(h[r]);
       out[r] = i_add(out[r], part);
     }
   }
 }
 
 // acc += one group of 32, `a` at its first element; k elements between rows.
-template <int N, Kind kind, int flush>
-inline void group(const Chunk& c, int g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
+template <int N, Kind kind, int flush, class Source>
+inline void group(const Source& source, const Scales& s, int g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
   I sum[N];
   for (int r = 0; r < N; ++r) sum[r] = i_zero();
   if constexpr (kind == Kind::Sub16 || kind == Kind::Sub16Min) {
-    dots<N, kind, flush>(c.w + 8 * g, 4, a.q, k, c.sub[2 * g], sum);
-    dots<N, kind, flush>(c.w + 8 * g + 4, 4, a.q + 16, k, c.sub[2 * g + 1], sum);
+    dots<N, kind, flush, 0, 4>(source, g, a.q, k, s.sub[2 * g], sum);
+    dots<N, kind, flush, 4, 8>(source, g, a.q, k, s.sub[2 * g + 1], sum);
   } else {
-    dots<N, kind, flush>(c.w + 8 * g, 8, a.q, k, nullptr, sum);
+    dots<N, kind, flush, 0, 8>(source, g, a.q, k, nullptr, sum);
   }
-  const F scale = f_load(c.scale[g]);
+  const F scale = f_load(s.scale[g]);
   for (int r = 0; r < N; ++r) {
     const F d = f_set1(a.scale[r * (k / kGroup)]);
     const int16_t* halves = a.sum16 + r * (k / 16);
-    if constexpr (kind == Kind::Sub16) sum[r] = i_add(sum[r], i_pair(c.off[g], halves));
+    if constexpr (kind == Kind::Sub16) sum[r] = i_add(sum[r], i_pair(s.off[g], halves));
     acc[r] = f_fma(f_mul(f_from_i(sum[r]), d), scale, acc[r]);
     if constexpr (kind == Kind::Plain)
-      acc[r] = f_fma(f_load(c.min[g]), f_set1(a.scaled_sum[r * (k / kGroup)]), acc[r]);
+      acc[r] = f_fma(f_load(s.min[g]), f_set1(a.scaled_sum[r * (k / kGroup)]), acc[r]);
     if constexpr (kind == Kind::Sub16Min)
-      acc[r] = f_fma(f_mul(f_from_i(i_pair(c.off[g], halves)), d), f_load(c.min[g]), acc[r]);
+      acc[r] = f_fma(f_mul(f_from_i(i_pair(s.off[g], halves)), d), f_load(s.min[g]), acc[r]);
   }
 }
 
-template <int N, Kind kind, int flush>
-void rows_pass(const Chunk& c, int groups, const Quantized& a, const Quantized& rest, std::ptrdiff_t k, float* out) {
-  F acc[N];
-  for (int r = 0; r < N; ++r) acc[r] = f_load(out + 16 * r);
+// The second term of one row's group; kept apart so that its registers do not weigh on the main loop.
+template <Kind kind, int flush, class Source>
+[[gnu::noinline]] void second_term(const Source& source, const Scales& s, int g, const Quantized& rest,
+                                   std::ptrdiff_t k, float* out) {
+  F acc = f_load(out);
+  group<1, kind, flush>(source, s, g, rest, k, &acc);
+  f_store(out, acc);
+}
+
+template <int N, Kind kind, int flush, class Source>
+void rows_pass(const Source& source, const Scales& s, int groups, const Quantized& a, const Quantized& rest,
+               std::ptrdiff_t k, float* out) {
   for (int g = 0; g < groups; ++g) {
-    group<N, kind, flush>(c, g, a.at(kGroup * g), k, acc);
+    F acc[N];
+    for (int r = 0; r < N; ++r) acc[r] = f_load(out + 16 * r);
+    group<N, kind, flush>(source, s, g, a.at(kGroup * g), k, acc);
+    for (int r = 0; r < N; ++r) f_store(out + 16 * r, acc[r]);
     for (int r = 0; r < N; ++r)
       if (rest.scale[r * (k / kGroup) + g] != 0)
-        group<1, kind, flush>(c, g, rest.at(r * k + kGroup * g), k, acc + r);
+        second_term<kind, flush>(source, s, g, rest.at(r * k + kGroup * g), k, out + 16 * r);
   }
-  for (int r = 0; r < N; ++r) f_store(out + 16 * r, acc[r]);
+}
+
+template <Format format, class Source>
+inline void rows_dispatch(int n, const Source& source, const Scales& s, int groups, const Quantized& a,
+                          const Quantized& rest, std::ptrdiff_t k, float* out) {
+  using L = Layout<format>;
+  switch (n) {
+    case 1: return rows_pass<1, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+    case 2: return rows_pass<2, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+    case 3: return rows_pass<3, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+    default: return rows_pass<4, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+  }
 }
 
 template <Format format>
 void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
-  using L = Layout<format>;
   const FormatInfo& info = kFormats[static_cast<int>(format)];
   const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows;
   Chunk c;
   std::memset(acc, 0, sizeof(float) * 16 * rows);
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
-    const int groups = min_int(kChunk, a.k - k0) / kGroup;
-    unpack<format>(packed + static_cast<std::ptrdiff_t>(k0 / info.block) * info.packed_bytes, groups, c);
+    const std::ptrdiff_t width = min_int(kChunk, a.k - k0), first = a.first(k0, row0);
+    const int groups = static_cast<int>(width) / kGroup;
+    const uint8_t* p = packed + static_cast<std::ptrdiff_t>(k0 / info.block) * info.packed_bytes;
+    if (passes == 1) {
+      Layout<format>::scales(p, groups, c.s);
+      rows_dispatch<format>(rows, FromPacked<format>{p}, c.s, groups, a.main.at(first), a.rest.at(first), width, acc);
+      continue;
+    }
+    unpack<format>(p, groups, c);
     for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 5 = 3 + 2
       const int n = (rows - r + passes - pass - 1) / (passes - pass);
-      const std::ptrdiff_t k = a.k, at = (row0 + r) * k + k0;
-      const Quantized main = a.main.at(at), rest = a.rest.at(at);
-      float* out = acc + 16 * r;
-      switch (n) {
-        case 1: rows_pass<1, L::kind, L::flush>(c, groups, main, rest, k, out); break;
-        case 2: rows_pass<2, L::kind, L::flush>(c, groups, main, rest, k, out); break;
-        case 3: rows_pass<3, L::kind, L::flush>(c, groups, main, rest, k, out); break;
-        default: rows_pass<4, L::kind, L::flush>(c, groups, main, rest, k, out); break;
-      }
+      const std::ptrdiff_t at = first + r * width;
+      rows_dispatch<format>(n, FromChunk{c}, c.s, groups, a.main.at(at), a.rest.at(at), width, acc + 16 * r);
       r += n;
     }
   }
@@ -102,14 +133,14 @@ void rows_of(const uint8_t* packed, int k, float scale, float* const out[kLanes]
     for (int lane = 0; lane < kLanes; ++lane)
       for (int i = 0; i < n; ++i) {
         const int g = i / kGroup, h = i / 16, w = c.w[i / 4][4 * lane + i % 4];
-        const float d = c.scale[g][lane];
+        const float d = c.s.scale[g][lane];
         float v;
-        if constexpr (kind == Kind::Plain) v = std::fma(d, static_cast<float>(w), c.min[g][lane]);
+        if constexpr (kind == Kind::Plain) v = std::fma(d, static_cast<float>(w), c.s.min[g][lane]);
         else if constexpr (kind == Kind::Signed) v = d * static_cast<float>(static_cast<int8_t>(w));
         else {
-          const int sub = c.sub[h][2 * lane], off = c.off[g][2 * lane + (h & 1)];
+          const int sub = c.s.sub[h][2 * lane], off = c.s.off[g][2 * lane + (h & 1)];
           if constexpr (kind == Kind::Sub16) v = d * static_cast<float>(sub * w + off);
-          else v = std::fma(d, static_cast<float>(sub * w), c.min[g][lane] * static_cast<float>(off));
+          else v = std::fma(d, static_cast<float>(sub * w), c.s.min[g][lane] * static_cast<float>(off));
         }
         out[lane][k0 + i] = v * scale;
       }

@@ -61,7 +61,8 @@ inline F lost(F x, const int8_t* q, float scale) { return f_fma(f_from_i8(q), f_
 
 }  // namespace
 
-void quantize(const float* x, int k, const Quantized& main, const Quantized& rest) {
+void quantize(const float* x, const Activations& a, int row) {
+  const int k = a.k;
   F squares = f_zero();
   for (int i = 0; i < k; i += 16) {
     F v = f_load(x + i);
@@ -69,14 +70,15 @@ void quantize(const float* x, int k, const Quantized& main, const Quantized& res
   }
   const float bound = kOutlier * std::sqrt(f_sum(squares) / static_cast<float>(k));
   for (int i = 0; i < k; i += kGroup) {
-    const F a = f_load(x + i), b = f_load(x + i + 16);
-    const float top = largest(a, b);
-    const Quantized to = main.at(i), second = rest.at(i);
-    quantize_group(a, b, top, to);
-    second.scale[0] = 0;
+    const std::ptrdiff_t at = a.first(i / kChunk * kChunk, row) + i % kChunk;
+    const Quantized main = a.main.at(at), rest = a.rest.at(at);
+    const F x0 = f_load(x + i), x1 = f_load(x + i + 16);
+    const float top = largest(x0, x1);
+    quantize_group(x0, x1, top, main);
+    rest.scale[0] = 0;
     if (top > bound) {
-      const F ra = lost(a, to.q, to.scale[0]), rb = lost(b, to.q + 16, to.scale[0]);
-      quantize_group(ra, rb, largest(ra, rb), second);
+      const F r0 = lost(x0, main.q, main.scale[0]), r1 = lost(x1, main.q + 16, main.scale[0]);
+      quantize_group(r0, r1, largest(r0, r1), rest);
     }
   }
 }

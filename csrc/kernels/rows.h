@@ -4,7 +4,7 @@
 namespace octavo::OCTAVO_TIER {
 
 void rms_norm(const float* x, const float* weight, float eps, int n, float* y);
-void quantize(const float* x, int k, const Quantized& main, const Quantized& rest);
+void quantize(const float* x, const Activations& a, int row);
 void gate(Act act, const float* g, const float* up, int n, float* y);
 void add(const float* a, const float* b, int n, float* y);
 void softcap(float* x, std::ptrdiff_t n, float cap);

@@ -114,8 +114,28 @@ static inline I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add
 static inline F f_from_i(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
 static inline B b_load(const uint8_t* p) {
-  return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p)),
-          _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32))};
+  auto* v = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+static inline void b_store(uint8_t* p, B x) {
+  auto* v = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(v, x.a);
+  _mm256_storeu_si256(v + 1, x.b);
+}
+// Bytes shifted by n (0..7), then masked; the mask clears what crosses a byte.
+static inline B b_shr(B x, int n, int mask) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+  if (!(__builtin_constant_p(n) && n == 0)) x = {_mm256_srli_epi16(x.a, n), _mm256_srli_epi16(x.b, n)};
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+static inline B b_shl(B x, int n, int mask) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+  return {_mm256_and_si256(_mm256_slli_epi16(x.a, n), m), _mm256_and_si256(_mm256_slli_epi16(x.b, n), m)};
+}
+static inline B b_or(B x, B y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+static inline B b_lookup(const int8_t* table, B x) {
+  __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
 }
 static inline H h_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 static inline __m256i four_bytes(const int8_t* a) {
@@ -123,10 +143,13 @@ static inline __m256i four_bytes(const int8_t* a) {
   std::memcpy(&v, a, 4);
   return _mm256_set1_epi32(v);
 }
-// acc += w . a over 4 elements, w unsigned; the caller keeps |acc| < 2^15 (see Dot::kFlush).
+// acc += w . a over 4 elements, w unsigned; the caller keeps |acc| < 2^15 (see Layout::flush).
+// The empty asm pins each step's sums: left alone, the compiler makes a tree of all products of a group and spills them.
 static inline H h_dot_unsigned(H acc, B w, const int8_t* a) {
   __m256i v = four_bytes(a);
-  return {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, v)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, v))};
+  acc = {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, v)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, v))};
+  asm volatile("" : "+x"(acc.a), "+x"(acc.b));
+  return acc;
 }
 // w signed; one step alone fills 15 bits, so it does not accumulate.
 static inline H h_dot_signed(B w, const int8_t* a) {
@@ -150,6 +173,17 @@ static inline I i_pair(const int16_t* s, const int16_t* pair) {
   __m256i p = _mm256_set1_epi32(v);
   return {_mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s))),
           _mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s + 16)))};
+}
+
+// out[2i] = factor * x[i], out[2i + 1] = factor * y[i], sixteen each.
+static inline void i16_pairs(const int8_t* x, const int8_t* y, int factor, int16_t* out) {
+  auto wide = [](const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); };
+  const __m256i f = _mm256_set1_epi16(static_cast<int16_t>(factor));
+  const __m256i a = _mm256_mullo_epi16(wide(x), f), b = _mm256_mullo_epi16(wide(y), f);
+  const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+  auto* to = reinterpret_cast<__m256i*>(out);
+  _mm256_storeu_si256(to, _mm256_permute2x128_si256(low, high, 0x20));
+  _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(low, high, 0x31));
 }
 
 // Hides from the compiler that w is the same as before.

@@ -5,7 +5,7 @@ namespace octavo::OCTAVO_TIER {
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
-struct B { const uint8_t* p; };
+struct B { uint8_t v[64]; };
 struct H { int32_t v[16][2]; };
 
 #define OCTAVO_EACH(expr) \
@@ -111,18 +111,39 @@ static inline I i_add(I x, I y) {
 }
 static inline F f_from_i(I x) { OCTAVO_EACH(static_cast<float>(x.v[i])); }
 
-static inline B b_load(const uint8_t* p) { return {p}; }
+static inline B b_load(const uint8_t* p) {
+  B x;
+  std::memcpy(x.v, p, sizeof x.v);
+  return x;
+}
+static inline void b_store(uint8_t* p, B x) { std::memcpy(p, x.v, sizeof x.v); }
+static inline B b_shr(B x, int n, int mask) {
+  for (auto& v : x.v) v = static_cast<uint8_t>((v >> n) & mask);
+  return x;
+}
+static inline B b_shl(B x, int n, int mask) {
+  for (auto& v : x.v) v = static_cast<uint8_t>((v << n) & mask);
+  return x;
+}
+static inline B b_or(B x, B y) {
+  for (int i = 0; i < 64; ++i) x.v[i] = static_cast<uint8_t>(x.v[i] | y.v[i]);
+  return x;
+}
+static inline B b_lookup(const int8_t* table, B x) {
+  for (auto& v : x.v) v = static_cast<uint8_t>(table[v]);
+  return x;
+}
 static inline H h_zero() { return {}; }
 static inline H h_dot_unsigned(H acc, B w, const int8_t* a) {
   for (int i = 0; i < 16; ++i) {
-    acc.v[i][0] += w.p[4 * i] * a[0] + w.p[4 * i + 1] * a[1];
-    acc.v[i][1] += w.p[4 * i + 2] * a[2] + w.p[4 * i + 3] * a[3];
+    acc.v[i][0] += w.v[4 * i] * a[0] + w.v[4 * i + 1] * a[1];
+    acc.v[i][1] += w.v[4 * i + 2] * a[2] + w.v[4 * i + 3] * a[3];
   }
   return acc;
 }
 static inline H h_dot_signed(B w, const int8_t* a) {
   H acc = {};
-  const int8_t* p = reinterpret_cast<const int8_t*>(w.p);
+  const int8_t* p = reinterpret_cast<const int8_t*>(w.v);
   for (int i = 0; i < 16; ++i) {
     acc.v[i][0] = p[4 * i] * a[0] + p[4 * i + 1] * a[1];
     acc.v[i][1] = p[4 * i + 2] * a[2] + p[4 * i + 3] * a[3];
@@ -145,8 +166,16 @@ static inline I i_pair(const int16_t* s, const int16_t* pair) {
   return out;
 }
 
+// out[2i] = factor * x[i], out[2i + 1] = factor * y[i], sixteen each.
+static inline void i16_pairs(const int8_t* x, const int8_t* y, int factor, int16_t* out) {
+  for (int i = 0; i < 16; ++i) {
+    out[2 * i] = static_cast<int16_t>(factor * x[i]);
+    out[2 * i + 1] = static_cast<int16_t>(factor * y[i]);
+  }
+}
+
 // Hides from the compiler that w is the same as before.
-static inline void opaque(B& w) { asm volatile("" : "+r"(w.p) : : "memory"); }
+static inline void opaque(B& w) { asm volatile("" : : "r"(w.v) : "memory"); }
 
 static inline void prefetch(const void*) {}
 
