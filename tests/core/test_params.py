@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,3 +152,18 @@ def test_anything_is_either_good_or_refused(fields) -> None:
     assert 0 < params.top_p <= 1
     assert all(isinstance(text, str) and text for text in params.stop)
     assert all(isinstance(token, int) for token in params.stop_token_ids)
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        max_tokens=np.int64(3),
+        seed=np.uint64(2**63),
+        stop_token_ids=[np.int32(4)],
+        logit_bias={np.int64(5): np.float32(1)},
+    )
+    assert params == SamplingParams(temperature=0.5, max_tokens=3, seed=2**63, stop_token_ids=[4], logit_bias={5: 1.0})
+    plain = (params.temperature, params.max_tokens, params.seed, *params.stop_token_ids, *params.logit_bias)
+    assert [type(value) for value in plain] == [float, int, int, int, int]
+    with pytest.raises(InvalidParameterError, match="max_tokens"):
+        SamplingParams(max_tokens=np.float32(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from octavo.engine.inputs import ChatTokens, PromptInput, conversations, pair_pa
         (["a", "b"], [PromptInput("a", None), PromptInput("b", None)]),
         ([1, 2], [PromptInput(None, [1, 2])]),
         ((np.int32(4),), [PromptInput(None, [4])]),
+        (np.array([1, 2]), [PromptInput(None, [1, 2])]),
+        (np.array([[1, 2], [3, 4]], np.uint16), [PromptInput(None, [1, 2]), PromptInput(None, [3, 4])]),
+        ([np.array([1]), array("i", [2])], [PromptInput(None, [1]), PromptInput(None, [2])]),
+        (range(3), [PromptInput(None, [0, 1, 2])]),
+        ((text for text in ("a", "b")), [PromptInput("a", None), PromptInput("b", None)]),
         ([[1], [2, 3]], [PromptInput(None, [1]), PromptInput(None, [2, 3])]),
         ([[]], [PromptInput(None, [])]),
         ([], []),
@@ -37,6 +43,10 @@ def test_every_form_of_prompt(prompts: Any, expected: list[PromptInput]) -> None
     [
         (5, "prompts must be text, token ids, a dict, or a list of these, not int"),
         (None, "not NoneType"),
+        (b"ab", "prompts must be text, token ids, a dict, or a list of these, not bytes"),
+        ([b"ab"], "prompt 0 must be text, a list of token ids, or a dict, not bytes"),
+        (np.array([0.5]), "prompt 0 must be text, a list of token ids, or a dict, not float64"),
+        ([np.array([0.5])], "prompt 0 must be text, a list of token ids, or a dict, not ndarray"),
         (["a", 5], "prompt 1 must be text, a list of token ids, or a dict, not int"),
         ([1, "a"], "the prompt must be text, a list of token ids"),
         ([1, 2.5], "the prompt must be text, a list of token ids"),
@@ -60,6 +70,8 @@ def test_parameters_are_one_for_all_or_one_for_each() -> None:
         pair_params([one, two], 3)
     with pytest.raises(RequestError, match="must be SamplingParams, not dict"):
         pair_params([{}], 1)  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="must be SamplingParams, not dict"):
+        pair_params({"temperature": 0}, 1)  # type: ignore[arg-type]
 
 
 def test_one_conversation_or_several() -> None:

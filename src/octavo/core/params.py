@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 from octavo.core.errors import InvalidParameterError
@@ -18,7 +19,7 @@ MAX_LOGIT_BIAS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to turn logits into tokens and when to stop.
+    """How to turn logits into tokens and when to stop. Numbers may be NumPy's; they become Python's.
 
     Attributes:
         n: number of completions of the same prompt, 1..128.
@@ -68,10 +69,12 @@ class SamplingParams:
         set_ = object.__setattr__
         stop: Any = self.stop  # callers may also give one string, a list or None
         set_(self, "stop", (stop,) if isinstance(stop, str) else _listed("stop", stop))
-        set_(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        set_(self, "stop_token_ids", tuple(map(_plain, _listed("stop_token_ids", self.stop_token_ids))))
         if not isinstance(self.logit_bias, Mapping | None):
             raise InvalidParameterError(f"logit_bias must map token ids to numbers, not {_shown(self.logit_bias)}")
-        set_(self, "logit_bias", dict(self.logit_bias or {}))
+        set_(self, "logit_bias", {_plain(key): _plain(value) for key, value in (self.logit_bias or {}).items()})
+        for each in fields(self):
+            set_(self, each.name, _plain(getattr(self, each.name)))
         if self.top_k == -1:
             set_(self, "top_k", 0)
         self._check_numbers()
@@ -117,6 +120,13 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias key", token, 0, 2**31 - 1)
             _number("logit_bias value", bias, -100.0, 100.0)
+
+
+def _plain(value: Any) -> Any:
+    """A number of another library as Python's own; anything else as it is."""
+    if isinstance(value, int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeGuard
+
+import numpy as np
 
 from octavo.core.errors import RequestError
 from octavo.core.params import SamplingParams
@@ -57,14 +59,14 @@ class PromptInput:
     starts_text: bool = False
 
 
-def parse(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
+def parse(prompts: Prompt | Iterable[Prompt]) -> list[PromptInput]:
     """One prompt or several, each text, token ids or a dict, as a list. A list that starts with an int is one prompt.
 
     Raises RequestError naming the prompt that is none of these.
     """
     if isinstance(prompts, str | Mapping) or _is_tokens(prompts):
         return [_parse_one(prompts, "the prompt")]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | memoryview):
         raise RequestError(f"prompts must be text, token ids, a dict, or a list of these, not {_kind(prompts)}")
     return [_parse_one(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
 
@@ -75,34 +77,40 @@ def pair_params(params: SamplingParams | Sequence[SamplingParams] | None, count:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
-    listed = list(params)
-    if len(listed) != count:
-        raise RequestError(f"{len(listed)} sampling_params for {count} prompts; pass one for all or one for each")
+    listed = params if _is_list(params) else [params]
     for item in listed:
         if not isinstance(item, SamplingParams):
             raise RequestError(f"sampling_params must be SamplingParams, not {_kind(item)}")
-    return listed
+    if len(listed) != count:
+        raise RequestError(f"{len(listed)} sampling_params for {count} prompts; pass one for all or one for each")
+    return list(listed)
 
 
 def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     """One conversation or several, as a list. Raises RequestError for anything else."""
     given: Any = messages
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+    if not _is_list(given) or not given:
         raise RequestError("messages must be a list of {'role': ..., 'content': ...} dicts, or a list of such lists")
     several: list[Any] = [given] if isinstance(given[0], Mapping) else list(given)
     for conversation in several:
-        whole = isinstance(conversation, Sequence) and all(isinstance(message, Mapping) for message in conversation)
+        whole = _is_list(conversation) and all(isinstance(message, Mapping) for message in conversation)
         if not whole or not conversation:
             raise RequestError("a conversation must be a non-empty list of {'role': ..., 'content': ...} dicts")
     return several
 
 
 def _is_tokens(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0 and _is_int(value[0])
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iu"
+    return _is_list(value) and len(value) > 0 and _is_int(value[0])
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def _is_int(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _parse_one(prompt: Any, name: str) -> PromptInput:
@@ -130,9 +138,11 @@ def _parse_dict(prompt: Mapping[str, Any], name: str) -> PromptInput:
 
 
 def _tokens(value: Any, name: str) -> list[int]:
-    if not isinstance(value, Sequence) or not all(_is_int(token) for token in value):
+    if isinstance(value, np.ndarray) and _is_tokens(value):
+        return [int(token) for token in value]
+    if not _is_list(value) or not all(map(_is_int, value)):
         raise RequestError(f"{name} must be text, a list of token ids, or a dict, not {_kind(value)}")
-    return [token.__index__() for token in value]
+    return [int(token) for token in value]
 
 
 def _kind(value: object) -> str:

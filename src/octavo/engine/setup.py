@@ -64,8 +64,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigError(f"seed must be an integer, not {self.seed!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"seed must be an integer between -(2**63) and 2**64 - 1, not {self.seed!r}")
         if self.backend is not None and self.backend not in BACKENDS:
             raise ConfigError(f"backend {self.backend!r} is not known; possible: {', '.join(BACKENDS)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.core.errors import InvalidParameterError, ModelFormatError
 from octavo.engine.output import Detokenize
 from octavo.engine.step import Vocabulary
 from octavo.formats.chat import ChatTemplate
@@ -27,13 +28,19 @@ def read_text(file: GGUFFile, pre: str | None, template: str | None) -> Text:
     """Read both from a file.
 
     pre: see Tokenizer. template: the text of a Jinja template, or the name of one in the file.
-    Raises UnsupportedModelError, ModelFormatError, ConfigError (see Tokenizer), InvalidParameterError (no such name).
+    Raises UnsupportedModelError, ModelFormatError, ConfigError (see Tokenizer), InvalidParameterError (no such name, or
+    a text that is no template).
     """
     tokenizer = Tokenizer.from_metadata(file.metadata, pre=pre)
     if template is None or "{" not in template:
         return Text(tokenizer, ChatTemplate.from_metadata(file.metadata, tokenizer, name=template))
     own = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    return Text(tokenizer, ChatTemplate(template, own.bos_token, own.eos_token))
+    given = ChatTemplate(template, own.bos_token, own.eos_token)
+    try:
+        given.compile()
+    except ModelFormatError as error:
+        raise InvalidParameterError(f"chat_template: {error}") from None
+    return Text(tokenizer, given)
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:

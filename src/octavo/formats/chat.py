@@ -83,6 +83,11 @@ class ChatTemplate:
         """Whether there is a template to render with."""
         return self.source is not None
 
+    def compile(self) -> None:
+        """Compile the template now and not when it is first used. Raises ModelFormatError if it is malformed."""
+        if self.source is not None:
+            self._template(self.source)
+
     @cached_property
     def _environment(self) -> ChatEnvironment:
         return ChatEnvironment()
