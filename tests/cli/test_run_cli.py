@@ -343,8 +343,8 @@ def test_commands(engine: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixt
     err = capsys.readouterr().err
     for words in (
         "temperature 0, top_p 1",
-        "saved 2 messages",
-        "File exists",
+        "saved 3 messages",
+        f"cannot save to {file}: File exists",
         "no command /nonsense; there are: /help, /clear",
         "there is no setting 'heat'",
         "/save needs a file name",

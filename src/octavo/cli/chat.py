@@ -166,10 +166,14 @@ class Chat:
         """/save FILE            write the conversation to a new file, as JSON messages"""
         if not rest:
             raise RequestError("/save needs a file name")
-        with Path(rest).expanduser().open("x", encoding="utf-8") as file:
-            json.dump([*self._opening(), *self.messages], file, indent=1, ensure_ascii=False)
-            file.write("\n")
-        say(f"saved {len(self.messages)} messages to {rest}")
+        messages = [*self._opening(), *self.messages]
+        try:
+            with Path(rest).expanduser().open("x", encoding="utf-8") as file:
+                json.dump(messages, file, indent=1, ensure_ascii=False)
+                file.write("\n")
+        except OSError as error:
+            raise RequestError(f"cannot save to {rest}: {error.strerror or error}") from None
+        say(f"saved {len(messages)} messages to {rest}")
 
 
 _COMMANDS: dict[str, Callable[[Chat, str], None]] = {
