@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import click
 
 from octavo.core.env import check_environment, env
-from octavo.core.errors import OctavoError
+from octavo.core.errors import ConfigError, OctavoError
 
 __all__ = ["cli", "main"]
 
@@ -37,7 +38,10 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         Command("show", "octavo.cli.models:show", "Show what a model file holds."),
         Command("rm", "octavo.cli.models:remove", "Delete downloaded models."),
     ),
-    "This machine": (Command("info", "octavo.cli.info:info", "Show cores, memory and the measured stream rate."),),
+    "This machine": (
+        Command("info", "octavo.cli.info:info", "Show cores, memory and the measured stream rate."),
+        Command("bench", "octavo.cli.bench:bench", "Measure the engine or its kernels against the machine's limits."),
+    ),
 }
 
 _COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
@@ -104,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
+        _open_streams()
         check_environment()
         result = cli.main(args=arguments, prog_name="octavo", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -122,9 +127,26 @@ def _run(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else "cannot read or write: "
+        return _report(error, f"{what}{error.strerror or error}", 1)
     except Exception as error:  # whatever it is, a person at a command line gets one line first
         kind = type(error).__name__
         return _report(error, f"unexpected {kind} (OCTAVO_DEBUG=1 shows where): {error}", 1)
+
+
+def _open_streams() -> None:
+    """What an encoding lacks is written as an escape; a closed standard error swallows what it is given.
+
+    Raises ConfigError if standard output is closed.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed, so an answer could not be shown; redirect it to a file instead")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _report(error: BaseException, message: str, code: int) -> int:

@@ -40,6 +40,11 @@ class Model:
         self._weights, self._layers, self._ops = weights, layers, ops
 
     @property
+    def ops(self) -> Ops:
+        """The backend that the model was packed for, and that runs it."""
+        return self._ops
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of memory that the weights take, the mapped embedding table included."""
         return self._weights.weight_bytes
