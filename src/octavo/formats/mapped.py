@@ -6,13 +6,14 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFormatError, ModelNotFoundError
 
-__all__ = ["map_file"]
+__all__ = ["map_file", "release_pages"]
 
 
 def map_file(path: Path) -> NDArray[np.uint8]:
@@ -45,3 +46,25 @@ def map_file(path: Path) -> NDArray[np.uint8]:
         raise ModelNotFoundError(f"{str(path)!r} cannot be mapped into memory: {error.strerror}") from None
     finally:
         os.close(descriptor)
+
+
+def release_pages(view: NDArray[np.uint8]) -> None:
+    """Take the whole pages of a view into a mapped file out of this process's resident memory.
+
+    The view stays valid: its pages come back from the file (as a rule from the system's cache of it) when they are
+    touched. For tensors that have been packed, so that a model being loaded does not count twice. A view of other
+    memory is left alone.
+    """
+    root = view
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    held: Any = root.base
+    if isinstance(held, memoryview):
+        held = held.obj
+    if not isinstance(held, mmap.mmap) or not view.flags.c_contiguous:
+        return
+    start = view.ctypes.data - root.ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first and hasattr(mmap, "MADV_DONTNEED"):
+        held.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -14,6 +14,7 @@ import numpy as np
 from octavo.core.errors import ModelFormatError, UnsupportedModelError
 from octavo.formats.ggml import dequantize_tensor
 from octavo.formats.gguf import GGUFFile
+from octavo.formats.mapped import release_pages
 from octavo.formats.tensor import Tensor
 from octavo.models.config import ModelConfig
 from octavo.ops.api import F32, Linear, Norm, Ops
@@ -147,14 +148,15 @@ def load_weights(
             progress(reader.bytes_taken, total)
 
     embedding = reader.take("token_embd.weight", config.vocab, config.hidden)
+    norm = Norm(reader.vector("output_norm.weight", config.hidden), config.eps)
+    table = embedding if config.tied else reader.take("output.weight", config.vocab, config.hidden)
+    # First, because it is the largest: while a matrix is packed, its file pages are in memory too.
+    head = _pack(ops, [table], reader.biases((("output.bias", config.vocab),)))
+    report()
     layers = []
     for layer in range(config.layers):
         layers.append(_load_layer(config, layer, reader, ops))
         report()
-    norm = Norm(reader.vector("output_norm.weight", config.hidden), config.eps)
-    table = embedding if config.tied else reader.take("output.weight", config.vocab, config.hidden)
-    head = ops.pack([table], bias=reader.biases((("output.bias", config.vocab),)))
-    report()
     return ModelWeights(embedding, tuple(layers), norm, head)
 
 
@@ -169,7 +171,7 @@ def _load_layer(config: ModelConfig, layer: int, reader: TensorReader, ops: Ops)
     def pack(*parts: tuple[str, int], columns: int, required: bool = False, gated: bool = False) -> Linear:
         matrices = [reader.take(f"{block}{name}.weight", rows, columns) for name, rows in parts]
         names = tuple((f"{block}{name}.bias", rows) for name, rows in parts)
-        return ops.pack(matrices, bias=reader.biases(names, required=required), gated=gated)
+        return _pack(ops, matrices, reader.biases(names, required=required), gated=gated)
 
     heads = (("attn_q", queries), ("attn_k", keys), ("attn_v", keys))
     return LayerWeights(
@@ -184,3 +186,11 @@ def _load_layer(config: ModelConfig, layer: int, reader: TensorReader, ops: Ops)
         down=pack(("ffn_down", hidden), columns=ffn),
         post_ffn_norm=norm("post_ffw_norm") if config.post_norms else None,
     )
+
+
+def _pack(ops: Ops, matrices: list[Tensor], bias: F32 | None, *, gated: bool = False) -> Linear:
+    """Pack, and let go of the file's pages: memory then holds the packed model and no second one."""
+    packed = ops.pack(matrices, bias=bias, gated=gated)
+    for matrix in matrices:
+        release_pages(matrix.data)
+    return packed
