@@ -141,7 +141,7 @@ def _open_streams() -> None:
     Raises ConfigError if standard output is closed.
     """
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
     if sys.stdout is None:
         raise ConfigError("standard output is closed, so an answer could not be shown; redirect it to a file instead")
     for stream in (sys.stdout, sys.stderr):

@@ -131,12 +131,12 @@ class _LateProgress:
 
 def _with_stdin(prompt: str | None) -> str | None:
     """The prompt with what standard input brings; None if there is neither."""
-    if sys.stdin is None or is_terminal(sys.stdin):
-        text = ""
-        if prompt is None:
+    text = ""
+    if sys.stdin is not None:  # it is where it was closed
+        if not is_terminal(sys.stdin):
+            text = _read_stdin(wanted=prompt is None)
+        elif prompt is None:
             return None
-    else:
-        text = _read_stdin(wanted=prompt is None)
     parts = [part for part in (prompt, text) if part]
     if not parts:
         raise RequestError("the prompt is empty; give one as an argument or on standard input")

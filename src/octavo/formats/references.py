@@ -172,6 +172,8 @@ def _not_downloaded(name: str, store: ModelStore) -> ModelNotFoundError:
 
 
 def _unknown(reference: str, store: ModelStore) -> ModelNotFoundError:
+    if "/" in reference and Path(reference).expanduser().is_dir():
+        return ModelNotFoundError(f"the folder {reference!r} holds no .gguf file; a model is {KINDS}")
     if _looks_like_path(reference):
         return ModelNotFoundError(f"no model file {reference!r}; a model is {KINDS}")
     names = {*CATALOG, *(model.name for model in store.models())}
