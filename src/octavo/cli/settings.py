@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class Settings:
         if self.max_tokens is None:
             values["max_tokens"] = min(DEFAULT_MAX_TOKENS, room)
         if self.seed is None:
-            values["seed"] = secrets.randbits(31)
+            values["seed"] = int.from_bytes(os.urandom(4), "little") >> 1
         return SamplingParams(**values)
 
     def set(self, name: str, text: str) -> None:

@@ -14,16 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
-from jinja2 import Template, meta
-from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.errors import InvalidParameterError, ModelFormatError, RequestError
-from octavo.formats.chat_sandbox import MAX_CHARACTERS, Budget, ChatEnvironment, TemplateRaised
 from octavo.formats.shield import Shield, map_strings
 from octavo.formats.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.formats.chat_program import ChatProgram
 
 __all__ = ["ChatTemplate", "Message"]
 
@@ -54,7 +52,7 @@ class ChatTemplate:
         self.source = source
         self.bos_token, self.eos_token = bos_token, eos_token
         self.named = dict(named or {})
-        self._compiled: dict[str, tuple[Template, frozenset[str]]] = {}
+        self._programs: dict[str, ChatProgram] = {}
 
     @classmethod
     def from_metadata(
@@ -86,11 +84,7 @@ class ChatTemplate:
     def compile(self) -> None:
         """Compile the template now and not when it is first used. Raises ModelFormatError if it is malformed."""
         if self.source is not None:
-            self._template(self.source)
-
-    @cached_property
-    def _environment(self) -> ChatEnvironment:
-        return ChatEnvironment()
+            self._program(self.source)
 
     def render(
         self,
@@ -148,15 +142,15 @@ class ChatTemplate:
             )
         turns = [_checked_message(message, index) for index, message in enumerate(_checked_list(messages))]
         source = self._choose(tools)
-        template, reads = self._template(source)
-        _refuse_unread({**kwargs, **({"tools": tools} if tools else {})}, reads)
+        program = self._program(source)
+        _refuse_unread({**kwargs, **({"tools": tools} if tools else {})}, program.reads)
         words = {**kwargs, "messages": turns, "tools": _checked_tools(tools)}
         own = {
             "add_generation_prompt": not continued if add_generation_prompt is None else add_generation_prompt,
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
         }
-        return _Chat(source, template, words, own, continued)
+        return _Chat(source, program, words, own, continued)
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         if tools and _TOOL_TEMPLATE in self.named:
@@ -173,20 +167,12 @@ class ChatTemplate:
             "continued instead of messages, or give a template with chat_template"
         )
 
-    def _template(self, source: str) -> tuple[Template, frozenset[str]]:
-        """The compiled template and the names of the variables it reads."""
-        if source not in self._compiled:
-            try:
-                tree = self._environment.parse(source)
-                reads = frozenset(meta.find_undeclared_variables(tree))
-                self._compiled[source] = (self._environment.from_string(tree), reads)
-            except TemplateSyntaxError as error:
-                raise ModelFormatError(
-                    f"the chat template is malformed: line {error.lineno}: {error.message}"
-                ) from None
-            except (TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as error:
-                raise ModelFormatError(f"the chat template cannot be compiled: {_cause(error)}") from None
-        return self._compiled[source]
+    def _program(self, source: str) -> ChatProgram:
+        if source not in self._programs:
+            from octavo.formats.chat_program import ChatProgram  # slow to import
+
+            self._programs[source] = ChatProgram(source)
+        return self._programs[source]
 
 
 @dataclass(frozen=True)
@@ -194,7 +180,7 @@ class _Chat:
     """A chat ready to be rendered. words: variables that come from the caller; own: the template's."""
 
     source: str
-    template: Template
+    program: ChatProgram
     words: dict[str, Any]
     own: dict[str, Any]
     continued: bool
@@ -202,35 +188,12 @@ class _Chat:
     def render(self, veil: Callable[[str], str] | None = None) -> str:
         """veil: changes each string of the words before."""
         words = self.words if veil is None else {name: map_strings(item, veil) for name, item in self.words.items()}
-        text = _render(self.template, {**words, **self.own})
+        text = self.program.render({**words, **self.own})
         return _cut_after(text, words["messages"][-1]) if self.continued else text
 
 
 def _speller(tokenizer: Tokenizer) -> Callable[[int | None], str]:
     return lambda token_id: "" if token_id is None else tokenizer.token_text(token_id)
-
-
-def _cause(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _render(template: Template, variables: Mapping[str, Any]) -> str:
-    parts: list[str] = []
-    size = 0
-    try:
-        for part in template.generate(**variables, **Budget().variables()):
-            parts.append(part)
-            size += len(part)
-            if size > MAX_CHARACTERS:
-                raise SecurityError(f"it makes a text of more than {MAX_CHARACTERS} characters")
-    except TemplateRaised as error:
-        raise RequestError(f"the model's chat template refuses this chat: {_cause(error)}") from None
-    except SecurityError as error:
-        raise RequestError(f"the model's chat template was stopped: {_cause(error)}") from None
-    except Exception as error:  # a template can fail in any way that an expression can
-        kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
-        raise RequestError(f"the model's chat template fails on this chat: {kind}{_cause(error)}") from error
-    return "".join(parts)
 
 
 def _checked_list(messages: Any) -> Sequence[Any]:
