@@ -23,7 +23,7 @@ def octavo(tail: str, models: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("tail", "message"),
     [
-        ("run smollm2 <&-", "error: the prompt is empty; give one as an argument or on standard input"),
+        ("run smollm2 <&-", "error: the prompt for smollm2 is empty; give one as an argument or on standard input"),
         ("list >&-", "error: standard output is closed"),
         pytest.param(
             "list >/dev/full",

@@ -44,7 +44,9 @@ class Chat:
     def loop(self) -> None:
         """Talk until /bye or Ctrl-D."""
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (importing it gives input() editing and history)
+            import readline  # importing it gives input() editing and history
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message, not one each
         kind = "plain continuation, " if self.raw else ""
         say(f"{self.name}: {kind}context of {self.engine.max_model_len} tokens; /help lists commands, Ctrl-D leaves")
         while True:

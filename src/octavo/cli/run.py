@@ -67,7 +67,7 @@ def run(model: str | None, prompt: str | None, system: str | None, raw: bool, ve
     if raw and system is not None:
         raise click.UsageError("--system has no place in a --raw prompt; leave out one of them")
     reference, prompt = split_positionals(model, prompt)
-    prompt = _with_stdin(prompt)
+    prompt = _with_stdin(prompt, reference)
     engine_options = {name: options.pop(name) for name in ("threads", "max_model_len", "kv_cache_dtype")}
     settings = Settings(**options)
     settings.params(0, DEFAULT_MAX_TOKENS)  # a value out of range is reported before a model is loaded
@@ -129,7 +129,7 @@ class _LateProgress:
         return getattr(self._made, name)
 
 
-def _with_stdin(prompt: str | None) -> str | None:
+def _with_stdin(prompt: str | None, model: str) -> str | None:
     """The prompt with what standard input brings; None if there is neither."""
     text = ""
     if sys.stdin is not None:  # it is where it was closed
@@ -139,7 +139,7 @@ def _with_stdin(prompt: str | None) -> str | None:
             return None
     parts = [part for part in (prompt, text) if part]
     if not parts:
-        raise RequestError("the prompt is empty; give one as an argument or on standard input")
+        raise RequestError(f"the prompt for {model} is empty; give one as an argument or on standard input")
     return "\n\n".join(parts)
 
 
