@@ -46,6 +46,17 @@ def test_far_positions_keep_their_angles() -> None:
     assert table.sin[100_000, 1] == pytest.approx(math.sin(100_000 * base(PLAIN)[1]), abs=1e-7)
 
 
+@pytest.mark.parametrize("positions", [255, 256, 257, 40_000])
+def test_blocks_agree_with_angles_taken_one_by_one(positions: int) -> None:
+    table = make_rope_table(replace(PLAIN, attention_factor=1.25), positions)
+    places = np.unique(np.minimum(np.r_[np.arange(0, positions, 97), 255, 256, positions], positions - 1))
+    angles = places[:, None] * base(PLAIN)
+    for got, wanted in ((table.cos, np.cos(angles)), (table.sin, np.sin(angles))):
+        assert len(got) == positions
+        # Half a unit in the last place of f32, and what the angle itself is off by.
+        np.testing.assert_allclose(got[places], 1.25 * wanted, rtol=2**-24, atol=1e-10)
+
+
 def test_linear_scaling_divides_positions() -> None:
     stretched = make_rope_table(replace(PLAIN, scaling="linear", factor=4.0), 81)
     plain = make_rope_table(PLAIN, 21)

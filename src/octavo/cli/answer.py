@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from octavo.cli.terminal import clear_line, is_terminal, printable, styled
+from octavo.core.env import env
 from octavo.core.outputs import FinishReason, RequestOutput
 from octavo.core.params import SamplingParams
 
@@ -97,6 +99,9 @@ def load_engine(path: Path, label: str, options: Mapping[str, Any], *, verbose: 
     if shown:
         print(f"\033[2mloading {label} ...\033[0m", end="", file=sys.stderr, flush=True)
     try:
+        if env("OCTAVO_BACKEND") == "native":
+            # NumPy's BLAS, which the native backend does not use, starts threads that spin for 50 ms of a core.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from octavo.engine.llm import LLM  # slow to import: after the remark
 
         log = (lambda line: print(line, file=sys.stderr, flush=True)) if verbose else None

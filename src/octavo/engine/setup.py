@@ -75,7 +75,6 @@ class Loaded:
     """A model in memory, and what was decided on the way. load_s: seconds by stage."""
 
     path: Path
-    fingerprint: str
     config: EngineConfig
     plan: MemoryPlan
     model: Model
@@ -121,7 +120,6 @@ def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
             loaded = load_model(file, ops, max_positions=plan.max_model_len)
             packed = time.perf_counter()
             text, text_s = future.result()
-        fingerprint = file.fingerprint
     kv = loaded.new_kv(plan.num_pages, options.block_size, dtype)
     seconds = {
         "open": opened - started,
@@ -133,7 +131,7 @@ def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
         f"loaded {path.name}: {format_bytes(loaded.weight_bytes)} of weights in {seconds['all']:.2f} s "
         f"(weights {seconds['weights']:.2f} s, tokenizer beside them {text_s:.2f} s)"
     )
-    return Loaded(path, fingerprint, config, plan, loaded, kv, text, seconds)
+    return Loaded(path, config, plan, loaded, kv, text, seconds)
 
 
 class _LoggedDownload:

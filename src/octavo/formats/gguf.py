@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -126,6 +125,8 @@ class GGUFFile(TypedMetadata):
         middle of each tensor. A copy has the same; another model, quantization, vocabulary or fine-tune another one.
         It is no proof against tampering: bytes between the samples are not read. ValueError after `close`.
         """
+        from hashlib import blake2b  # brings a whole crypto library along: 5 ms
+
         digest = blake2b(digest_size=16)
         for part in self._check_open():
             digest.update(len(part.buffer).to_bytes(8, "little"))

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import shutil
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -193,6 +191,8 @@ class ModelStore:
             paths.append(path)
         for partial in self.partials():
             if partial.name == name or (model is not None and partial.name == model.name):
+                import shutil  # slow to import, and rarely needed
+
                 shutil.rmtree(partial.folder)
                 paths.append(partial.folder)
                 freed += partial.size_bytes
@@ -217,6 +217,8 @@ class ModelStore:
 
 def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda done: None) -> str:
     """SHA-256 of a file as lower-case hex; on_bytes is told how many bytes are done."""
+    import hashlib  # slow to import, and rarely needed
+
     hasher, done = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

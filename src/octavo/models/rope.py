@@ -1,6 +1,6 @@
 """Rotary tables: every scaling becomes data here, so that the ops know none of them.
 
-Angles are computed in f64 and rounded once, as cos and sin: at position 100 000 an f32 angle is off by 0.004.
+Angles, cos and sin are f64 until they are stored: at position 100 000 an f32 angle is off by 0.004.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["inverse_frequencies", "make_rope_table"]
 
 F64 = NDArray[np.float64]
 
-_STEP = 1024  # positions at once: the f64 angles of 128 dimensions then stay in a core's cache
+_STEP = 256  # positions turned at once: few enough to stay in a core's cache, many enough that Python does not count
 
 
 def make_rope_table(rope: RopeConfig, max_positions: int, factors: NDArray[np.float32] | None = None) -> RopeTable:
@@ -27,10 +27,16 @@ def make_rope_table(rope: RopeConfig, max_positions: int, factors: NDArray[np.fl
     """
     frequencies, attention = inverse_frequencies(rope, factors)
     cos, sin = (np.empty((max_positions, len(frequencies)), np.float32) for _ in range(2))
+    # cos and sin of f64 take 20 ns, 80 ms for 32k positions of 128 dimensions. So they are taken for the first block,
+    # which is turned to where each later one starts; that is off by 1e-16, far below the rounding to f32.
+    angles = np.arange(_STEP, dtype=np.float64)[:, None] * frequencies
+    first_cos, first_sin = np.cos(angles) * attention, np.sin(angles) * attention
     for start in range(0, max_positions, _STEP):
-        stop = min(start + _STEP, max_positions)
-        angles = np.arange(start, stop, dtype=np.float64)[:, None] * frequencies
-        cos[start:stop], sin[start:stop] = np.cos(angles) * attention, np.sin(angles) * attention
+        rows = min(_STEP, max_positions - start)
+        turn = start * frequencies
+        turn_cos, turn_sin = np.cos(turn), np.sin(turn)
+        cos[start : start + rows] = first_cos[:rows] * turn_cos - first_sin[:rows] * turn_sin
+        sin[start : start + rows] = first_sin[:rows] * turn_cos + first_cos[:rows] * turn_sin
     return RopeTable(cos, sin, rope.interleaved)
 
 
