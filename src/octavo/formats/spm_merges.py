@@ -12,7 +12,6 @@ Kudo and Richardson, "SentencePiece", 2018, describes the format.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -122,11 +121,16 @@ def find_merges(
 
 
 def _digest(tokens: Sequence[str], members: NDArray[np.int64], scores: NDArray[np.float32]) -> str:
-    state = hashlib.blake2b(digest_size=16)
-    state.update("\0".join(tokens).encode())
-    state.update(members.tobytes())
-    state.update(scores.tobytes())
-    return state.hexdigest()
+    return _hash("\0".join(tokens).encode(), members.tobytes(), scores.tobytes()).hex()
+
+
+def _hash(*parts: bytes) -> bytes:
+    from hashlib import blake2b  # slow to import, and other tokenizers do without
+
+    state = blake2b(digest_size=16)
+    for part in parts:
+        state.update(part)
+    return state.digest()
 
 
 def _load(path: Path) -> SpmMerges | None:
@@ -135,7 +139,7 @@ def _load(path: Path) -> SpmMerges | None:
     except OSError:
         return None
     body = stored[len(_MAGIC) + 16 :]
-    if stored[: len(_MAGIC) + 16] != _MAGIC + hashlib.blake2b(body, digest_size=16).digest():
+    if stored[: len(_MAGIC) + 16] != _MAGIC + _hash(body):
         _log.info("%s is damaged or of another version; it is made again", path)
         return None
     merges, lone = np.frombuffer(body, np.int32, 2).tolist()
@@ -157,7 +161,7 @@ def _save(path: Path, merges: SpmMerges) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = mkstemp(prefix=path.name, suffix=".partial", dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(_MAGIC + hashlib.blake2b(body, digest_size=16).digest() + body)
+            file.write(_MAGIC + _hash(body) + body)
         os.replace(temporary, path)  # readers see the old file or the whole new one
     except OSError as error:
         _log.info("the built tokenizer is not kept for next time: %s", error)
