@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo.cache.pages import PagePool
-from octavo.cache.radix import RadixTree
+from octavo.cache.radix import TOKEN_BYTES, Node, RadixTree, Tokens, token_bytes
 
 SIZE = 4
 PAGES = 24
@@ -19,10 +19,21 @@ TOKENS = st.lists(st.integers(0, 2), max_size=18)
 NAMESPACES = st.sampled_from([None, "salt"])
 
 
+def publish(tree: RadixTree, tokens: Tokens, pages: list[int], namespace: str | None = None) -> list[int]:
+    """Name the full pages of a whole prefix; returns the pages that the tree holds for it."""
+    data, size = token_bytes(tokens), tree.page_size * TOKEN_BYTES
+    node: Node | None = None
+    held = []
+    for i in range(min(len(pages), len(data) // size)):
+        node = tree.insert(node, data[i * size : (i + 1) * size], pages[i], namespace)
+        held.append(node.page)
+    return held
+
+
 def fill(tree: RadixTree, tokens: list[int], namespace: str | None = None) -> list[int]:
     """Publish the full pages of `tokens` as a sequence would, then end the sequence."""
     own = [tree.pool.alloc() for _ in range(len(tokens) // tree.page_size)]
-    held = tree.publish(tokens, own, namespace)
+    held = publish(tree, tokens, own, namespace)
     tree.idle([page for page in own if tree.pool.decref(page) == 0 and tree.pool.is_cached(page)])
     return held
 
@@ -92,11 +103,11 @@ def test_ten_thousand_prefixes_of_two_thousand_tokens_are_searched_in_under_a_mi
     head = rng.integers(0, 50_000, shared).astype(np.int32)
     tails = rng.integers(0, 50_000, (prefixes, length - shared)).astype(np.int32)
     first = [pool.alloc() for _ in range(length // size)]
-    tree.publish(np.concatenate([head, tails[0]]), first)
+    publish(tree, np.concatenate([head, tails[0]]), first)
     common = len(head) // size
     for tail in tails[1:]:
         own = [pool.alloc() for _ in range(length // size - common)]
-        tree.publish(np.concatenate([head, tail]), first[:common] + own)
+        publish(tree, np.concatenate([head, tail]), first[:common] + own)
     best = float("inf")
     for i in range(0, prefixes, 500):
         query = np.concatenate([head, tails[i], [1]]).astype(np.int32)
@@ -128,7 +139,7 @@ class TreeMachine(RuleBasedStateMachine):
         for page in pages:
             pool.incref(page)
         pages += [pool.alloc() for _ in range(need)]
-        assert self.tree.publish(tokens, pages, namespace) == pages
+        assert publish(self.tree, tokens, pages, namespace) == pages
         for i, page in enumerate(pages):
             self.cached[namespace, tuple(tokens[: (i + 1) * SIZE])] = page
         self.users.append(pages)

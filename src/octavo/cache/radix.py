@@ -138,16 +138,6 @@ class RadixTree:
         node.stamp = self._clock
         return node
 
-    def publish(self, tokens: Tokens, pages: Sequence[int], namespace: Hashable = None) -> list[int]:
-        """Name the full pages of a whole prefix; returns the pages the tree holds for it (see `insert`)."""
-        data, size = token_bytes(tokens), self._key_bytes
-        node: Node | None = None
-        held = []
-        for i in range(min(len(pages), len(data) // size)):
-            node = self.insert(node, data[i * size : (i + 1) * size], pages[i], namespace)
-            held.append(node.page)
-        return held
-
     def idle(self, pages: Sequence[int]) -> None:
         """Tell the tree that these pages lost their last user just now: the leaves among them can be evicted."""
         self._clock += 1
