@@ -188,7 +188,7 @@ def test_errors_come_before_the_model_is_loaded(
     run: Run, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(stdin="") == 1
-    assert "the prompt is empty" in capsys.readouterr().err
+    assert "the prompt for smollm2 is empty" in capsys.readouterr().err
     assert run("a b", "--temperature", "-1", stdin=None) == 1
     assert "error: temperature must be a number in [0.0, 100.0], not -1.0" in capsys.readouterr().err
     assert engine.loaded == []  # type: ignore[attr-defined]
