@@ -173,7 +173,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue prompts; the results are in their order.
 
-        prompts: text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}, or a list of these.
+        prompts: text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}, or a list of these. What text spells
+            stays text: a prompt with special tokens is given as `tokenizer.encode(text, parse_special=True)`.
         sampling_params: one for all, or one for each; None: SamplingParams().
         progress: draw a bar on standard error.
 
