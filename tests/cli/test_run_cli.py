@@ -80,7 +80,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
     fake = FakeEngine()
     fake.loaded = []  # type: ignore[attr-defined]
 
-    def load(path: Path, label: str, options: dict[str, Any], *, verbose: bool) -> FakeEngine:
+    def load(path: Path, label: str, options: dict[str, Any], *, verbose: bool, chat: bool) -> FakeEngine:
         fake.loaded.append((path, label, options))  # type: ignore[attr-defined]
         return fake
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -93,8 +94,11 @@ class Interrupts:
         self.hit = True
 
 
-def load_engine(path: Path, label: str, options: Mapping[str, Any], *, verbose: bool) -> Engine:
-    """The engine on a model file; while it loads, a terminal shows a line that goes away again."""
+def load_engine(path: Path, label: str, options: Mapping[str, Any], *, verbose: bool, chat: bool = False) -> Engine:
+    """The engine on a model file; while it loads, a terminal shows a line that goes away again.
+
+    chat: a chat template will be needed; what runs it is imported while the weights are read.
+    """
     shown = styled(sys.stderr) and not verbose
     if shown:
         print(f"\033[2mloading {label} ...\033[0m", end="", file=sys.stderr, flush=True)
@@ -104,6 +108,8 @@ def load_engine(path: Path, label: str, options: Mapping[str, Any], *, verbose: 
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from octavo.engine.llm import LLM  # slow to import: after the remark
 
+        if chat:
+            threading.Thread(target=import_module, args=("octavo.formats.chat_program",), daemon=True).start()
         log = (lambda line: print(line, file=sys.stderr, flush=True)) if verbose else None
         return LLM(path, log=log, max_num_seqs=1, **options)
     finally:

@@ -71,7 +71,7 @@ def run(model: str | None, prompt: str | None, system: str | None, raw: bool, ve
     engine_options = {name: options.pop(name) for name in ("threads", "max_model_len", "kv_cache_dtype")}
     settings = Settings(**options)
     settings.params(0, DEFAULT_MAX_TOKENS)  # a value out of range is reported before a model is loaded
-    engine = answers.load_engine(_path(reference), reference, engine_options, verbose=verbose)
+    engine = answers.load_engine(_path(reference), reference, engine_options, verbose=verbose, chat=not raw)
     if not raw and not engine.chat_template.available:
         raise ConfigError(f"{reference} has no chat template, so it is no chat model; --raw goes on with plain text")
     if prompt is None:
