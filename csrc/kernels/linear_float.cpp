@@ -66,7 +66,7 @@ void rows_of(const uint8_t* packed, int k, float scale, float* const out[kLanes]
 
 }  // namespace
 
-void panel_float(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
+void panel_floats(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
   switch (format) {
     case Format::F32: return panel_of<Format::F32>(packed, a, row0, row1, acc);
     case Format::F16: return panel_of<Format::F16>(packed, a, row0, row1, acc);
@@ -74,7 +74,7 @@ void panel_float(Format format, const uint8_t* packed, const Activations& a, int
   }
 }
 
-void unpack_rows_float(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]) {
+void unpack_rows_floats(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]) {
   switch (format) {
     case Format::F32: return rows_of<Format::F32>(packed, k, scale, out);
     case Format::F16: return rows_of<Format::F16>(packed, k, scale, out);

@@ -4,6 +4,9 @@
 
 namespace octavo::OCTAVO_TIER {
 
+constexpr int kRows = 4;        // rows of a pass: 8 partial sums, 2 weights, 1 activation, 2 products of 16 registers
+constexpr bool kDirect = true;  // few rows read packed weights without a chunk
+
 struct F { __m256 a, b; };    // 16 x f32
 struct I { __m256i a, b; };   // 16 x i32
 struct B { __m256i a, b; };   // 16 lanes x 4 bytes

@@ -3,6 +3,9 @@
 
 namespace octavo::OCTAVO_TIER {
 
+constexpr int kRows = 1;
+constexpr bool kDirect = false;
+
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
 struct B { uint8_t v[64]; };

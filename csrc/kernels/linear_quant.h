@@ -1,11 +1,9 @@
-// Matrix product of quantized panels: 16 columns x up to 4 rows at a time.
+// Matrix product of quantized panels: 16 columns x up to kRows rows at a time.
+#pragma once
 #include "layouts.h"
 #include "linear.h"
 
 namespace octavo::OCTAVO_TIER {
-namespace {
-
-constexpr int kRows = 4;  // rows per pass: 4 x 2 partial-sum registers, 2 weights, 1 activation fit AVX2's sixteen
 
 // Where the bytes of step u of group g come from.
 struct FromChunk {
@@ -19,7 +17,7 @@ template <Format format> struct FromPacked {
 
 // Integer dots of steps [first, last) of group g for each row, partial sums flushed every `flush` steps.
 template <int N, Kind kind, int flush, int first, int last, class Source>
-inline void dots(const Source& source, int g, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
+static inline void dots(const Source& source, int g, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
   for (int u0 = first; u0 < last; u0 += flush) {
     H h[N];
     for (int r = 0; r < N; ++r) h[r] = h_zero();
@@ -40,7 +38,7 @@ inline void dots(const Source& source, int g, const int8_t* q, std::ptrdiff_t k,
 
 // acc += one group of 32, `a` at its first element; k elements between rows.
 template <int N, Kind kind, int flush, class Source>
-inline void group(const Source& source, const Scales& s, int g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
+static inline void group(const Source& source, const Scales& s, int g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
   I sum[N];
   for (int r = 0; r < N; ++r) sum[r] = i_zero();
   if constexpr (kind == Kind::Sub16 || kind == Kind::Sub16Min) {
@@ -64,7 +62,7 @@ inline void group(const Source& source, const Scales& s, int g, const Quantized&
 
 // The second term of one row's group; kept apart so that its registers do not weigh on the main loop.
 template <Kind kind, int flush, class Source>
-[[gnu::noinline]] void second_term(const Source& source, const Scales& s, int g, const Quantized& rest,
+[[gnu::noinline]] static void second_term(const Source& source, const Scales& s, int g, const Quantized& rest,
                                    std::ptrdiff_t k, float* out) {
   F acc = f_load(out);
   group<1, kind, flush>(source, s, g, rest, k, &acc);
@@ -72,7 +70,7 @@ template <Kind kind, int flush, class Source>
 }
 
 template <int N, Kind kind, int flush, class Source>
-void rows_pass(const Source& source, const Scales& s, int groups, const Quantized& a, const Quantized& rest,
+static void rows_pass(const Source& source, const Scales& s, int groups, const Quantized& a, const Quantized& rest,
                std::ptrdiff_t k, float* out) {
   for (int g = 0; g < groups; ++g) {
     F acc[N];
@@ -86,19 +84,20 @@ void rows_pass(const Source& source, const Scales& s, int groups, const Quantize
 }
 
 template <Format format, class Source>
-inline void rows_dispatch(int n, const Source& source, const Scales& s, int groups, const Quantized& a,
+static inline void rows_dispatch(int n, const Source& source, const Scales& s, int groups, const Quantized& a,
                           const Quantized& rest, std::ptrdiff_t k, float* out) {
   using L = Layout<format>;
-  switch (n) {
-    case 1: return rows_pass<1, L::kind, L::flush>(source, s, groups, a, rest, k, out);
-    case 2: return rows_pass<2, L::kind, L::flush>(source, s, groups, a, rest, k, out);
-    case 3: return rows_pass<3, L::kind, L::flush>(source, s, groups, a, rest, k, out);
-    default: return rows_pass<4, L::kind, L::flush>(source, s, groups, a, rest, k, out);
-  }
+  if constexpr (kRows == 4) switch (n) {
+      case 2: return rows_pass<2, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+      case 3: return rows_pass<3, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+      case 4: return rows_pass<4, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+      default: break;
+    }
+  rows_pass<1, L::kind, L::flush>(source, s, groups, a, rest, k, out);
 }
 
 template <Format format>
-void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
+static void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
   const FormatInfo& info = kFormats[static_cast<int>(format)];
   const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows;
   Chunk c;
@@ -107,7 +106,7 @@ void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, f
     const std::ptrdiff_t width = min_int(kChunk, a.k - k0), first = a.first(k0, row0);
     const int groups = static_cast<int>(width) / kGroup;
     const uint8_t* p = packed + static_cast<std::ptrdiff_t>(k0 / info.block) * info.packed_bytes;
-    if (passes == 1) {
+    if (kDirect && passes == 1) {
       Layout<format>::scales(p, groups, c.s);
       rows_dispatch<format>(rows, FromPacked<format>{p}, c.s, groups, a.main.at(first), a.rest.at(first), width, acc);
       continue;
@@ -123,7 +122,7 @@ void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, f
 }
 
 template <Format format>
-void rows_of(const uint8_t* packed, int k, float scale, float* const out[kLanes]) {
+static void rows_of(const uint8_t* packed, int k, float scale, float* const out[kLanes]) {
   constexpr Kind kind = Layout<format>::kind;
   const FormatInfo& info = kFormats[static_cast<int>(format)];
   Chunk c;
@@ -144,29 +143,6 @@ void rows_of(const uint8_t* packed, int k, float scale, float* const out[kLanes]
         }
         out[lane][k0 + i] = v * scale;
       }
-  }
-}
-
-}  // namespace
-
-#define OCTAVO_QUANTIZED(X) \
-  X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(MXFP4)
-
-void panel(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
-  switch (format) {
-#define X(name) case Format::name: return panel_of<Format::name>(packed, a, row0, row1, acc);
-    OCTAVO_QUANTIZED(X)
-#undef X
-    default: return panel_float(format, packed, a, row0, row1, acc);
-  }
-}
-
-void unpack_rows(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]) {
-  switch (format) {
-#define X(name) case Format::name: return rows_of<Format::name>(packed, k, scale, out);
-    OCTAVO_QUANTIZED(X)
-#undef X
-    default: return unpack_rows_float(format, packed, k, scale, out);
   }
 }
 
