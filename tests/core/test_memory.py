@@ -160,6 +160,13 @@ def test_activations_too_large_names_their_arguments() -> None:
         plan(activation_bytes=15 * GB)
 
 
+def test_pages_too_large_names_block_size() -> None:
+    page_size = 1 << 20
+    page = BASE["kv_page_bytes"] * page_size // 32
+    with pytest.raises(MemoryPlanError, match=r"GB KV cache.*lower block_size \(now 1048576\)$"):
+        plan(page_size=page_size, kv_page_bytes=page)
+
+
 def test_given_cache_size() -> None:
     page = BASE["kv_page_bytes"]
     made = plan(kv_cache_bytes=100 * page + 5)

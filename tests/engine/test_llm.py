@@ -206,6 +206,7 @@ def test_impossible_options_are_refused(make: Callable[..., LLM], tmp_path: Path
         ({"kv_cache_dtype": "int8"}, "possible: auto, float16, bfloat16, float32"),
         ({"backend": "cuda"}, "possible: native, reference"),
         ({"threads": 0}, "threads must be an integer"),
+        ({"threads": 1_000_000}, "threads must be at most 1024"),
         ({"threads": 2}, "threads=2 applies to the native backend"),
         ({"seed": "x"}, "seed must be an integer"),
         ({"seed": 2**64}, "seed must be an integer between"),

@@ -20,7 +20,7 @@ from typing import Literal, overload
 
 from octavo.core.errors import ConfigError
 
-__all__ = ["BACKENDS", "ISA_TIERS", "TABLE", "Variable", "check_environment", "env"]
+__all__ = ["BACKENDS", "ISA_TIERS", "MAX_THREADS", "TABLE", "Variable", "check_environment", "env"]
 
 PREFIX = "OCTAVO_"
 BACKENDS = ("native", "reference")

@@ -17,6 +17,8 @@ __all__ = ["MemoryPlan", "activation_bytes", "format_bytes", "head_room_bytes", 
 
 MIN_CONTEXT = 256
 """A context window that Octavo chose itself is never shorter (in tokens): better an error than a useless engine."""
+MIN_PAGE = 16
+"""The fewest tokens of a KV page."""
 FAIR_SHARE = 0.5
 """Most of the room after weights that the default KV cache takes for concurrency (one sequence may take all of it)."""
 UNKNOWN_ROOM = 4 * 10**9
@@ -288,8 +290,13 @@ def _raise_no_room(request: _Request) -> NoReturn:
     """Not even the shortest useful context fits."""
     shortest = min(request.model_context_len, MIN_CONTEXT)
     kv_bytes = request.pages(shortest) * request.kv_page_bytes
-    without = request.fixed_bytes - request.activation_bytes + kv_bytes
-    if request.available_bytes is not None and without <= request.available_bytes:
+    available = request.available_bytes
+    # What the same tokens would take in the smallest pages there are.
+    token_bytes = request.kv_page_bytes / request.page_size
+    in_small_pages = token_bytes * -(-shortest // MIN_PAGE) * MIN_PAGE
+    if available is not None and request.fixed_bytes + in_small_pages <= available:
+        way_out = f"lower block_size (now {request.page_size})"
+    elif available is not None and request.fixed_bytes - request.activation_bytes + in_small_pages <= available:
         way_out = (
             f"lower max_num_batched_tokens (now {request.max_num_batched_tokens}) "
             f"or max_num_seqs (now {request.max_num_seqs})"

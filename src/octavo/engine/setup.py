@@ -19,7 +19,7 @@ from octavo.core.config import (
     check_limits,
     resolve_kv_dtype,
 )
-from octavo.core.env import BACKENDS, env
+from octavo.core.env import BACKENDS, MAX_THREADS, env
 from octavo.core.errors import ConfigError
 from octavo.core.host import default_threads, host_facts
 from octavo.core.memory import MemoryPlan, activation_bytes, format_bytes, plan_memory
@@ -64,6 +64,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ConfigError(f"threads must be at most {MAX_THREADS}, not {self.threads}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
             raise ConfigError(f"seed must be an integer between -(2**63) and 2**64 - 1, not {self.seed!r}")
         if self.backend is not None and self.backend not in BACKENDS:
