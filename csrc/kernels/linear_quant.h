@@ -8,20 +8,20 @@ namespace octavo::OCTAVO_TIER {
 // Where the bytes of step u of group g come from.
 struct FromChunk {
   const Chunk& c;
-  B operator()(int g, int u) const { return b_load(c.w[8 * g + u]); }
+  B operator()(Index g, Index u) const { return b_load(c.w[8 * g + u]); }
 };
 template <Format format> struct FromPacked {
   const uint8_t* p;
-  B operator()(int g, int u) const { return Layout<format>::lanes(p, g, u); }
+  B operator()(Index g, Index u) const { return Layout<format>::lanes(p, g, u); }
 };
 
 // Integer dots of steps [first, last) of group g for each row, partial sums flushed every `flush` steps.
 template <int N, Kind kind, int flush, int first, int last, class Source>
-static inline void dots(const Source& source, int g, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
-  for (int u0 = first; u0 < last; u0 += flush) {
+static inline void dots(const Source& source, Index g, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
+  for (Index u0 = first; u0 < last; u0 += flush) {
     H h[N];
     for (int r = 0; r < N; ++r) h[r] = h_zero();
-    for (int u = u0; u < u0 + flush; ++u) {
+    for (Index u = u0; u < u0 + flush; ++u) {
       const B lanes = source(g, u);
       for (int r = 0; r < N; ++r) {
         const int8_t* a = q + r * k + 4 * u;
@@ -38,7 +38,7 @@ static inline void dots(const Source& source, int g, const int8_t* q, std::ptrdi
 
 // acc += one group of 32, `a` at its first element; k elements between rows.
 template <int N, Kind kind, int flush, class Source>
-static inline void group(const Source& source, const Scales& s, int g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
+static inline void group(const Source& source, const Scales& s, Index g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
   I sum[N];
   for (int r = 0; r < N; ++r) sum[r] = i_zero();
   if constexpr (kind == Kind::Sub16 || kind == Kind::Sub16Min) {
@@ -62,8 +62,8 @@ static inline void group(const Source& source, const Scales& s, int g, const Qua
 
 // The second term of one row's group; kept apart so that its registers do not weigh on the main loop.
 template <Kind kind, int flush, class Source>
-[[gnu::noinline]] static void second_term(const Source& source, const Scales& s, int g, const Quantized& rest,
-                                   std::ptrdiff_t k, float* out) {
+[[gnu::noinline]] static void second_term(Source source, const Scales& s, Index g, const Quantized& rest,
+                                          Index k, float* out) {
   F acc = f_load(out);
   group<1, kind, flush>(source, s, g, rest, k, &acc);
   f_store(out, acc);
@@ -72,15 +72,21 @@ template <Kind kind, int flush, class Source>
 template <int N, Kind kind, int flush, class Source>
 static void rows_pass(const Source& source, const Scales& s, int groups, const Quantized& a, const Quantized& rest,
                std::ptrdiff_t k, float* out) {
-  for (int g = 0; g < groups; ++g) {
-    F acc[N];
-    for (int r = 0; r < N; ++r) acc[r] = f_load(out + 16 * r);
+  F acc[N];
+  for (int r = 0; r < N; ++r) acc[r] = f_load(out + 16 * r);
+  for (Index g = 0; g < groups; ++g) {
     group<N, kind, flush>(source, s, g, a.at(kGroup * g), k, acc);
-    for (int r = 0; r < N; ++r) f_store(out + 16 * r, acc[r]);
-    for (int r = 0; r < N; ++r)
-      if (rest.scale[r * (k / kGroup) + g] != 0)
-        second_term<kind, flush>(source, s, g, rest.at(r * k + kGroup * g), k, out + 16 * r);
+    bool outliers = false;
+    for (int r = 0; r < N; ++r) outliers |= rest.scale[r * (k / kGroup) + g] != 0;
+    if (!outliers) continue;
+    for (int r = 0; r < N; ++r) {
+      if (rest.scale[r * (k / kGroup) + g] == 0) continue;
+      f_store(out + 16 * r, acc[r]);
+      second_term<kind, flush>(source, s, g, rest.at(r * k + kGroup * g), k, out + 16 * r);
+      acc[r] = f_load(out + 16 * r);
+    }
   }
+  for (int r = 0; r < N; ++r) f_store(out + 16 * r, acc[r]);
 }
 
 template <Format format, class Source>
