@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,9 @@ class FakeEngine:
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         return Tokens.encode("".join(f"<{each['role']}>{each['content']}" for each in messages))
 
-    def stream(self, prompt: str | list[int], params: SamplingParams) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: str | list[int], params: SamplingParams, *, every_step: bool = False
+    ) -> Generator[RequestOutput, None, None]:
         prompt = Tokens.encode(prompt) if isinstance(prompt, str) else prompt
         self.prompts.append("".join(map(chr, prompt)))
         self.params.append(params)
@@ -371,6 +373,17 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(engine: FakeEngine, capsys: py
     err = capsys.readouterr().err
     assert "stopped by Ctrl-C" in err
     assert "Ctrl-D or /bye leaves" in err
+
+
+def test_a_message_without_an_answer_is_not_kept(engine: FakeEngine) -> None:
+    talk = chat(engine, "one")
+    engine.words = [""]  # as when Ctrl-C comes before the first word
+    kept = list(talk.messages)
+    talk.ask("two")
+    assert talk.messages == kept
+    talk.retry("")
+    assert engine.prompts[2] == "<user>one"
+    assert talk.messages == kept
 
 
 def test_a_full_context_is_an_error_and_the_chat_goes_on(

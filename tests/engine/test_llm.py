@@ -82,8 +82,21 @@ def test_closing_a_stream_ends_the_request(llm: LLM) -> None:
     stream = llm.stream("the answer is", SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
     next(stream)
     assert llm.stats().running == 1
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert_idle(llm)
+
+
+def test_a_long_prompt_can_be_given_up(make: Callable[..., LLM]) -> None:
+    with make(max_num_batched_tokens=16, max_num_seqs=4) as llm:
+        prompt = list(range(100))
+        seen = list(llm.stream(prompt, GREEDY, every_step=True))
+        assert [bool(output.outputs[0].token_ids) for output in seen[:7]] == [False] * 6 + [True]
+        assert seen[-1].outputs == llm.generate(prompt, GREEDY)[0].outputs
+        assert all(output.outputs[0].token_ids for output in llm.stream(prompt[::-1], GREEDY))
+        stream = llm.stream([5, *prompt], GREEDY, every_step=True)
+        assert next(stream).outputs[0].token_ids == []
+        stream.close()
+        assert_idle(llm)
 
 
 def test_two_streams_share_the_steps(llm: LLM) -> None:

@@ -88,14 +88,15 @@ class Chat:
         return "\n".join(lines).strip("\n")
 
     def ask(self, text: str) -> None:
-        """Answer a message; what was answered before Ctrl-C stays in the conversation."""
+        """Answer a message; what was answered before Ctrl-C stays in the conversation, a message without answer not."""
         if self.raw:
             self._answer(text, len(self.engine.tokenizer.encode(text)))
             return
         turn: ChatMessage = {"role": "user", "content": text}
         tokens = self.engine.encode_chat([*self._opening(), *self.messages, turn])
         reply = self._answer(tokens, len(tokens))
-        self.messages += [turn, {"role": "assistant", "content": reply}]
+        if reply:
+            self.messages += [turn, {"role": "assistant", "content": reply}]
 
     def _answer(self, prompt: str | list[int], prompt_tokens: int) -> str:
         window = self.engine.max_model_len
@@ -160,9 +161,9 @@ class Chat:
         self.messages = before[:-2]
         try:
             self.ask(before[-2]["content"])
-        except BaseException:
-            self.messages = before
-            raise
+        finally:
+            if len(self.messages) < len(before):  # no new answer: the old one stays
+                self.messages = before
 
     def save(self, rest: str) -> None:
         """/save FILE            write the conversation to a new file, as JSON messages"""

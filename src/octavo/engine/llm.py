@@ -10,7 +10,7 @@ with LLM("smollm2") as llm:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -218,9 +218,12 @@ class LLM:
             inputs += parse(ids)
         return self._run(self._prepare(inputs, pair_params(sampling_params, len(inputs))), progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, every_step: bool = False
+    ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt step by step: yields its state whenever it has grown, the last one `finished`.
 
+        every_step: yield after the steps of a long prompt too, in which nothing grows, so that a caller can give up.
         Closing the iterator early ends the request and frees its pages. What runs in parallel (other threads, other
         streams of this one) shares the steps.
         Raises RequestError at once if the request cannot be served as asked, from the iterator if it fails later.
@@ -229,7 +232,7 @@ class LLM:
         if len(inputs) != 1:
             raise RequestError(f"stream takes one prompt, not {len(inputs)}; use generate for several")
         (group,) = self._prepare(inputs, pair_params(sampling_params, 1))
-        return self._follow(group)
+        return self._follow(group, every_step)
 
     def encode_chat(
         self,
@@ -317,7 +320,7 @@ class LLM:
                     engine.abort(group)
         return [group.output() for group in groups]
 
-    def _follow(self, group: Group) -> Iterator[RequestOutput]:
+    def _follow(self, group: Group, every_step: bool) -> Generator[RequestOutput, None, None]:
         engine, seen = self._engine, 0
         engine.add(group)
         try:
@@ -327,7 +330,7 @@ class LLM:
                 finished, version = group.finished, group.version
                 if group.error is not None:
                     raise RequestError(f"the request failed: {group.error}")
-                if version != seen:
+                if version != seen or every_step:
                     seen = version
                     yield group.output()
                 if finished:
