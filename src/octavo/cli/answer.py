@@ -58,7 +58,7 @@ class Answer:
         text: the whole answer, or as much as there was before Ctrl-C.
         reason: why it ended; "abort" for Ctrl-C.
         prompt_tokens, cached_tokens, tokens: in the prompt, of these not computed again, and generated.
-        first_token_s: from the request to the first token.
+        first_token_s: from the request to the first token, or to the end if none came.
         decode_s: from the first to the last token.
     """
 
@@ -170,7 +170,7 @@ def _limit_share(answer: Answer, engine: Engine) -> float | None:
 
 def stat_line(answer: Answer, params: SamplingParams, engine: Engine, *, verbose: bool = False) -> str:
     """How fast it was, and why it ended if it did not end by itself; verbose: the prompt's counts and the seed too."""
-    parts = [f"first token {_seconds(answer.first_token_s)}"]
+    parts = [f"first token {_seconds(answer.first_token_s)}"] if answer.tokens else []
     if answer.tok_s is not None:
         parts.append(f"{answer.tok_s:.1f} tok/s")
         share = _limit_share(answer, engine)
