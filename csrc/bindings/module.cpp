@@ -95,7 +95,7 @@ std::unique_ptr<PackedLinear> pack_arrays(Context& c, const std::vector<std::str
   if (bias) b.assign(bias->data(), bias->data() + rows);
   nb::gil_scoped_release release;
   std::lock_guard lock(c.pool().mutex());
-  return pack(raw, columns, std::move(b), gated, c.pool());
+  return pack(raw, columns, std::move(b), gated, c.pool(), c.arena());
 }
 
 void linear(Context& c, const F32x2& x, const PackedLinear& w, Out y, const std::optional<F32x1>& norm, double eps,

@@ -27,12 +27,13 @@ template <class Once> double best_rate(double amount, double seconds, const Once
 
 double stream_gb_s(Pool& pool, const Kernels& kernels, std::size_t bytes, double seconds) {
   constexpr std::size_t step = 1 << 20;
-  Buffer buffer(bytes / step * step);
+  Arena arena;
+  const Memory buffer = arena.take(bytes / step * step);
   const int items = static_cast<int>(bytes / step);
-  pool.run(items, [&](int i) { std::fill_n(buffer.data() + i * step, step, static_cast<uint8_t>(i)); });
+  pool.run(items, [&](int i) { std::fill_n(buffer.data + i * step, step, static_cast<uint8_t>(i)); });
   std::atomic<uint64_t> sum{0};
   return best_rate(items * static_cast<double>(step), seconds, [&] {
-    pool.run(items, [&](int i) { sum += kernels.stream(buffer.data() + i * step, step); });
+    pool.run(items, [&](int i) { sum += kernels.stream(buffer.data + i * step, step); });
   });
 }
 

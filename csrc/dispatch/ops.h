@@ -36,6 +36,7 @@ class Context {
  public:
   Context(int threads, const Kernels& kernels) : pool_(threads), kernels_(kernels) {}
   Pool& pool() { return pool_; }
+  Arena& arena() { return arena_; }
   const Kernels& kernels() const { return kernels_; }
 
   void rms_norm(const float* x, int rows, int n, const NormArgs& norm, float* y);
@@ -52,6 +53,7 @@ class Context {
   Activations activate(const float* x, int rows, const PackedLinear& w, const NormArgs& norm);
 
   Pool pool_;
+  Arena arena_;
   const Kernels& kernels_;
   std::vector<float> normed_, partial_;
   QuantizedRows main_, rest_;

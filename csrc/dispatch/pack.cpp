@@ -14,8 +14,6 @@
 //   BF16           [k / 2][16][2]       F16, F32: [k][16]
 #include "pack.h"
 
-#include <sys/mman.h>
-
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -162,20 +160,6 @@ Format find_format(const std::string& name) {
   throw std::invalid_argument("no kernel for storage format " + name);
 }
 
-Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
-  if (!bytes) return;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-  madvise(p, bytes, MADV_HUGEPAGE);
-#endif
-  data_ = static_cast<uint8_t*>(p);
-}
-
-Buffer::~Buffer() {
-  if (data_) munmap(data_, bytes_);
-}
-
 std::size_t panel_bytes(Format format, int columns) {
   const FormatInfo& f = kFormats[static_cast<int>(format)];
   return static_cast<std::size_t>(columns / f.block) * f.packed_bytes;
@@ -192,15 +176,15 @@ void pack_panel(Format format, const uint8_t* const rows[kLanes], int columns, u
 }
 
 std::unique_ptr<PackedLinear> pack(const std::vector<Part>& parts, int columns, std::vector<float> bias, bool gated,
-                                   Pool& pool) {
+                                   Pool& pool, Arena& arena) {
   std::size_t total = 0;
   for (const Part& p : parts) {
     total += (p.rows + kLanes - 1) / kLanes * panel_bytes(p.format, columns);
     total = (total + 63) / 64 * 64;
   }
-  auto w = std::make_unique<PackedLinear>(columns, gated, total);
+  auto w = std::make_unique<PackedLinear>(columns, gated, arena.take(total));
   w->bias = std::move(bias);
-  uint8_t* at = w->buffer.data();
+  uint8_t* at = w->memory.data;
   for (const Part& p : parts) {
     const FormatInfo& f = kFormats[static_cast<int>(p.format)];
     const std::size_t row_bytes = static_cast<std::size_t>(columns / f.block) * f.file_bytes;

@@ -3,29 +3,16 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../kernels/kernels.h"
+#include "arena.h"
 #include "pool.h"
 
 namespace octavo {
 
 Format find_format(const std::string& name);  // throws std::invalid_argument
-
-// Memory in huge pages where the system has them.
-class Buffer {
- public:
-  Buffer() = default;
-  explicit Buffer(std::size_t bytes);
-  ~Buffer();
-  Buffer(Buffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
-  Buffer& operator=(Buffer&&) = delete;
-  uint8_t* data() const { return data_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
 
 struct Part {  // rows as they lie in the file
   Format format;
@@ -43,21 +30,21 @@ struct Segment {  // the panels of one part
 };
 
 struct PackedLinear {
-  PackedLinear(int columns, bool gated, std::size_t bytes)
-      : columns(columns), gated(gated), bytes(bytes), buffer(bytes) {}
+  PackedLinear(int columns, bool gated, Memory memory)
+      : columns(columns), gated(gated), bytes(memory.bytes), memory(std::move(memory)) {}
 
   int rows = 0, columns;
   bool gated, any_quantized = false;  // any part that reads int8 activations
   std::vector<Segment> segments;
   std::vector<float> bias;
   std::size_t bytes;
-  Buffer buffer;
+  Memory memory;
 };
 
 std::size_t panel_bytes(Format format, int columns);
 // One panel from 16 rows (repeat the last row where there are fewer).
 void pack_panel(Format format, const uint8_t* const rows[kLanes], int columns, uint8_t* out);
 std::unique_ptr<PackedLinear> pack(const std::vector<Part>& parts, int columns, std::vector<float> bias, bool gated,
-                                   Pool& pool);
+                                   Pool& pool, Arena& arena);
 
 }  // namespace octavo

@@ -3,6 +3,8 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <stdexcept>
+#include <string>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,6 +13,7 @@
 namespace octavo {
 namespace {
 
+constexpr int kMaxThreads = 1024;
 constexpr auto kSpin = std::chrono::microseconds(100);  // longer than the gaps between the calls of a step
 
 std::atomic<uint64_t> g_forks{0};
@@ -55,7 +58,10 @@ DenormalsOff::~DenormalsOff() {
 #endif
 }
 
-Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {
+Pool::Pool(int threads) : threads_(threads) {
+  if (threads < 1 || threads > kMaxThreads)
+    throw std::invalid_argument("threads must be between 1 and " + std::to_string(kMaxThreads) + ", not " +
+                                std::to_string(threads));
   count_forks();
   start();
 }
@@ -71,14 +77,19 @@ Pool::~Pool() {
 void Pool::start() {
   forks_ = g_forks.load();
   quit_ = false;
-  const uint32_t seen = generation_.load();
-  for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, i, seen] { work(i, seen); });
+  const uint32_t seen = state_.load() & ~(kOpen | kCount);
+  try {
+    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, seen] { work(seen); });
+  } catch (...) {  // fewer threads than asked for would be a silent lie
+    stop();
+    throw;
+  }
 }
 
 void Pool::stop() {
   quit_ = true;
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
+  state_.fetch_add(kGeneration);
+  state_.notify_all();
   for (auto& w : workers_) w.join();
   workers_.clear();
 }
@@ -87,18 +98,38 @@ void Pool::drain() {
   for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) call_(context_, i);
 }
 
-void Pool::work(int, uint32_t seen) {
-  DenormalsOff off;
+// Enter the job of a generation not seen yet; false if it is closed already.
+bool Pool::join(uint32_t& seen) {
+  uint32_t s = state_.load(std::memory_order_acquire);
   for (;;) {
-    if (!spin([&] { return generation_.load(std::memory_order_acquire) != seen; })) {
+    seen = s & ~(kOpen | kCount);
+    if (!(s & kOpen)) return false;
+    if (state_.compare_exchange_weak(s, s + 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+  }
+}
+
+void Pool::leave() {
+  const uint32_t before = state_.fetch_sub(1, std::memory_order_acq_rel);
+  if (!(before & kOpen) && (before & kCount) == 1) state_.notify_all();  // the caller may sleep on it
+}
+
+void Pool::work(uint32_t seen) {
+  DenormalsOff off;
+  const auto fresh = [&] { return (state_.load(std::memory_order_acquire) & ~(kOpen | kCount)) != seen; };
+  for (;;) {
+    if (!spin(fresh)) {
       sleepers_.fetch_add(1);
-      while (generation_.load(std::memory_order_acquire) == seen) generation_.wait(seen);
+      while (!fresh()) {
+        const uint32_t now = state_.load();
+        if ((now & ~(kOpen | kCount)) == seen) state_.wait(now);
+      }
       sleepers_.fetch_sub(1);
     }
-    seen = generation_.load(std::memory_order_acquire);
     if (quit_) return;
-    drain();
-    if (active_.fetch_sub(1, std::memory_order_acq_rel) == 1) active_.notify_one();
+    if (join(seen)) {
+      drain();
+      leave();
+    }
   }
 }
 
@@ -112,18 +143,21 @@ void Pool::run_job(int items, Call call, const void* context) {
     for (auto& w : workers_) w.detach();
     workers_.clear();
     sleepers_ = 0;
+    state_ = 0;
     start();
   }
   call_ = call;
   context_ = context;
   items_ = items;
   next_.store(0, std::memory_order_relaxed);
-  active_.store(threads_ - 1, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) generation_.notify_all();
+  const uint32_t next = (state_.load(std::memory_order_relaxed) + kGeneration) & ~(kOpen | kCount);
+  state_.store(next | kOpen, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) state_.notify_all();
   drain();
-  if (spin([&] { return active_.load(std::memory_order_acquire) == 0; })) return;
-  for (int left; (left = active_.load(std::memory_order_acquire)) != 0;) active_.wait(left);
+  state_.fetch_and(~kOpen, std::memory_order_acq_rel);
+  const auto empty = [&] { return (state_.load(std::memory_order_acquire) & kCount) == 0; };
+  if (spin(empty)) return;
+  for (uint32_t s; ((s = state_.load(std::memory_order_acquire)) & kCount) != 0;) state_.wait(s);
 }
 
 }  // namespace octavo

@@ -1,5 +1,6 @@
 // A persistent pool: workers spin for a while after a job, then sleep, so that back-to-back calls wake nobody and an
-// idle engine costs nothing.
+// idle engine costs nothing. A job waits only for workers that joined it: where a core is taken away, its worker comes
+// too late, finds the job closed, and the others have done its share.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -29,8 +30,13 @@ class Pool {
   void run_job(int items, Call call, const void* context);
   void start();
   void stop();
-  void work(int index, uint32_t seen);
+  void work(uint32_t seen);
+  bool join(uint32_t& seen);
+  void leave();
   void drain();
+
+  // state_: generation of the job | open for workers | workers in it.
+  static constexpr uint32_t kCount = 0x7ff, kOpen = 0x800, kGeneration = 0x1000;
 
   int threads_;
   uint64_t forks_ = 0;  // forks of this process when the workers were started
@@ -39,10 +45,9 @@ class Pool {
   Call call_ = nullptr;
   const void* context_ = nullptr;
   int items_ = 0;
-  bool quit_ = false;
-  alignas(64) std::atomic<uint32_t> generation_{0};
+  std::atomic<bool> quit_{false};
+  alignas(64) std::atomic<uint32_t> state_{0};
   alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> active_{0};
   alignas(64) std::atomic<int> sleepers_{0};
 };
 

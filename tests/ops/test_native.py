@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -274,6 +275,19 @@ def test_zero_and_huge_activations(ops):
     assert np.isfinite(ops.linear(np.full((1, 256), 1e30, np.float32), w)).all()
 
 
+def test_two_engines_and_many_callers_share_a_process():
+    engines = [native.NativeOps(n) for n in (2, 3)]
+    x, tensor = f32(9, 512), weights("Q4_K", 320, 512)
+    packed = [o.pack([tensor]) for o in engines]
+    want = engines[0].linear(x, packed[0])
+
+    def work(i: int) -> bool:
+        return all(np.array_equal(engines[i % 2].linear(x, packed[i % 2]), want) for _ in range(200))
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(work, range(6)))
+
+
 def test_a_fork_gets_a_pool_of_its_own(ops):
     x, w = f32(40, 256), ops.pack([weights("Q8_0", 640, 256)])
     want = ops.linear(x, w)
@@ -287,8 +301,9 @@ def test_a_fork_gets_a_pool_of_its_own(ops):
 def test_what_does_not_fit_is_refused(ops):
     with pytest.raises(ConfigError, match="possible: auto"):
         native.NativeOps(1, tier="mmx")
-    with pytest.raises(ConfigError, match="at least 1"):
-        native.NativeOps(0)
+    for threads in (0, -1, 10**6):
+        with pytest.raises(ConfigError, match="between 1 and 1024"):
+            native.NativeOps(threads)
     with pytest.raises(UnsupportedModelError, match="the native backend knows F32"):
         ops.pack([Tensor("w", "Q1_X", (2, 32), np.zeros((2, 32), np.uint8))])
     with pytest.raises(UnsupportedModelError, match="multiple of 256"):

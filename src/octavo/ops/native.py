@@ -52,18 +52,22 @@ class NativeOps:
         tier: instruction-set tier; None: OCTAVO_ISA, or the best the machine has.
 
     Raises:
-        ConfigError: the tier is not available here.
+        ConfigError: the tier is not available here, or the number of threads is not possible.
     """
 
     name = "native"
 
     def __init__(self, threads: int, *, tier: str | None = None) -> None:
-        if threads < 1:
-            raise ConfigError(f"threads must be at least 1, not {threads}")
+        tier = tier or env("OCTAVO_ISA")
+        if tier not in ("auto", *available_tiers()):
+            raise ConfigError(
+                f"instruction-set tier {tier!r} is not available here; possible: auto, {', '.join(available_tiers())} "
+                "(OCTAVO_ISA)"
+            )
         try:
-            self._context = _native.Context(threads, tier or env("OCTAVO_ISA"))
+            self._context = _native.Context(threads, tier)
         except ValueError as error:
-            raise ConfigError(f"{error} (set by OCTAVO_ISA)") from None
+            raise ConfigError(str(error)) from None
         self.threads = threads
 
     @property
