@@ -8,10 +8,17 @@ namespace octavo::OCTAVO_TIER {
 // Where the bytes of step u of group g come from.
 struct FromChunk {
   const Chunk& c;
+  void prefetch_group(Index) const {}
   B operator()(Index g, Index u) const { return b_load(c.w[8 * g + u]); }
 };
 template <Format format> struct FromPacked {
   const uint8_t* p;
+  Index group_bytes;
+  // One chunk ahead, a group at a time: the hardware's own prefetch starts anew at each 4 KB page.
+  void prefetch_group(Index g) const {
+    const uint8_t* next = p + (kGroups + g) * group_bytes;
+    for (Index i = 0; i < group_bytes; i += 64) prefetch(next + i);
+  }
   B operator()(Index g, Index u) const { return Layout<format>::lanes(p, g, u); }
 };
 
@@ -75,6 +82,7 @@ static void rows_pass(const Source& source, const Scales& s, int groups, const Q
   F acc[N];
   for (int r = 0; r < N; ++r) acc[r] = f_load(out + 16 * r);
   for (Index g = 0; g < groups; ++g) {
+    source.prefetch_group(g);
     group<N, kind, flush>(source, s, g, a.at(kGroup * g), k, acc);
     bool outliers = false;
     for (int r = 0; r < N; ++r) outliers |= rest.scale[r * (k / kGroup) + g] != 0;
@@ -102,29 +110,38 @@ static inline void rows_dispatch(int n, const Source& source, const Scales& s, i
   rows_pass<1, L::kind, L::flush>(source, s, groups, a, rest, k, out);
 }
 
+// Rows [row0, row1) of a panel, few enough that their part of a chunk stays in the L1 beside the unpacked weights.
 template <Format format>
-static void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
+static void panel_rows(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
   const FormatInfo& info = kFormats[static_cast<int>(format)];
   const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows;
   Chunk c;
   std::memset(acc, 0, sizeof(float) * 16 * rows);
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
-    const std::ptrdiff_t width = min_int(kChunk, a.k - k0), first = a.first(k0, row0);
+    const Index width = min_int(kChunk, a.k - k0), first = a.first(k0, row0);
     const int groups = static_cast<int>(width) / kGroup;
-    const uint8_t* p = packed + static_cast<std::ptrdiff_t>(k0 / info.block) * info.packed_bytes;
+    const uint8_t* p = packed + static_cast<Index>(k0 / info.block) * info.packed_bytes;
     if (kDirect && passes == 1) {
       Layout<format>::scales(p, groups, c.s);
-      rows_dispatch<format>(rows, FromPacked<format>{p}, c.s, groups, a.main.at(first), a.rest.at(first), width, acc);
+      const FromPacked<format> source = {p, static_cast<Index>(info.packed_bytes) * kGroup / info.block};
+      rows_dispatch<format>(rows, source, c.s, groups, a.main.at(first), a.rest.at(first), width, acc);
       continue;
     }
     unpack<format>(p, groups, c);
     for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 5 = 3 + 2
       const int n = (rows - r + passes - pass - 1) / (passes - pass);
-      const std::ptrdiff_t at = first + r * width;
+      const Index at = first + r * width;
       rows_dispatch<format>(n, FromChunk{c}, c.s, groups, a.main.at(at), a.rest.at(at), width, acc + 16 * r);
       r += n;
     }
   }
+}
+
+template <Format format>
+static void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
+  constexpr int step = 32;  // 8 KB of activations, 16 KB of weights
+  for (int r = row0; r < row1; r += step)
+    panel_rows<format>(packed, a, r, min_int(r + step, row1), acc + 16 * (r - row0));
 }
 
 template <Format format>
