@@ -42,6 +42,9 @@ Activations Context::activate(const float* x, int rows, const PackedLinear& w, c
   if (w.any_quantized) {
     a.main = main_.room(n * k);
     a.rest = rest_.room(n * k);
+    const std::size_t chunks = (k + kChunk - 1) / kChunk;
+    if (outliers_.size() < n * chunks) outliers_.resize(n * chunks);
+    a.outliers = outliers_.data();
   }
   auto row = [&](int r) {
     const float* from = x + r * k;

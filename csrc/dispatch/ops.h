@@ -57,6 +57,7 @@ class Context {
   const Kernels& kernels_;
   std::vector<float> normed_, partial_;
   QuantizedRows main_, rest_;
+  std::vector<uint8_t> outliers_;
 };
 
 double stream_gb_s(Pool& pool, const Kernels& kernels, std::size_t bytes, double seconds);

@@ -39,13 +39,14 @@ struct Quantized {
 };
 
 // Activations as the kernels read them: x f32 [rows, k] for float formats, `main` for the others. Groups that hold an
-// outlier (see kOutlier) carry what int8 lost in `rest`, a second int8 term; elsewhere rest.scale is 0 and the other
-// arrays are not read.
+// outlier (see kOutlier) carry what int8 lost in `rest`, a second int8 term, and have their bit in `outliers`, u8
+// [k / 256][rows], one bit for each group of a chunk; elsewhere `rest` is not read.
 struct Activations {
   int rows = 0;
   int k = 0;
   const float* x = nullptr;
   Quantized main, rest;
+  uint8_t* outliers = nullptr;
 
   // Where the chunk of K at k0 starts for a row, in elements.
   std::ptrdiff_t first(int k0, int row) const {

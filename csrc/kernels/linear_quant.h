@@ -78,17 +78,19 @@ template <Kind kind, int flush, class Source>
 
 template <int N, Kind kind, int flush, class Source>
 static void rows_pass(const Source& source, const Scales& s, int groups, const Quantized& a, const Quantized& rest,
-               std::ptrdiff_t k, float* out) {
+                      const uint8_t* outliers, Index k, float* out) {
   F acc[N];
-  for (int r = 0; r < N; ++r) acc[r] = f_load(out + 16 * r);
+  unsigned any = 0;
+  for (int r = 0; r < N; ++r) {
+    acc[r] = f_load(out + 16 * r);
+    any |= outliers[r];
+  }
   for (Index g = 0; g < groups; ++g) {
     source.prefetch_group(g);
     group<N, kind, flush>(source, s, g, a.at(kGroup * g), k, acc);
-    bool outliers = false;
-    for (int r = 0; r < N; ++r) outliers |= rest.scale[r * (k / kGroup) + g] != 0;
-    if (!outliers) continue;
+    if (!(any >> g & 1)) continue;
     for (int r = 0; r < N; ++r) {
-      if (rest.scale[r * (k / kGroup) + g] == 0) continue;
+      if (!(outliers[r] >> g & 1)) continue;
       f_store(out + 16 * r, acc[r]);
       second_term<kind, flush>(source, s, g, rest.at(r * k + kGroup * g), k, out + 16 * r);
       acc[r] = f_load(out + 16 * r);
@@ -99,15 +101,15 @@ static void rows_pass(const Source& source, const Scales& s, int groups, const Q
 
 template <Format format, class Source>
 static inline void rows_dispatch(int n, const Source& source, const Scales& s, int groups, const Quantized& a,
-                          const Quantized& rest, std::ptrdiff_t k, float* out) {
+                                 const Quantized& rest, const uint8_t* outliers, Index k, float* out) {
   using L = Layout<format>;
   if constexpr (kRows == 4) switch (n) {
-      case 2: return rows_pass<2, L::kind, L::flush>(source, s, groups, a, rest, k, out);
-      case 3: return rows_pass<3, L::kind, L::flush>(source, s, groups, a, rest, k, out);
-      case 4: return rows_pass<4, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+      case 2: return rows_pass<2, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
+      case 3: return rows_pass<3, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
+      case 4: return rows_pass<4, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
       default: break;
     }
-  rows_pass<1, L::kind, L::flush>(source, s, groups, a, rest, k, out);
+  rows_pass<1, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
 }
 
 // Rows [row0, row1) of a panel, few enough that their part of a chunk stays in the L1 beside the unpacked weights.
@@ -120,18 +122,19 @@ static void panel_rows(const uint8_t* packed, const Activations& a, int row0, in
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
     const Index width = min_int(kChunk, a.k - k0), first = a.first(k0, row0);
     const int groups = static_cast<int>(width) / kGroup;
+    const uint8_t* outliers = a.outliers + static_cast<Index>(k0 / kChunk) * a.rows + row0;
     const uint8_t* p = packed + static_cast<Index>(k0 / info.block) * info.packed_bytes;
     if (kDirect && passes == 1) {
       Layout<format>::scales(p, groups, c.s);
       const FromPacked<format> source = {p, static_cast<Index>(info.packed_bytes) * kGroup / info.block};
-      rows_dispatch<format>(rows, source, c.s, groups, a.main.at(first), a.rest.at(first), width, acc);
+      rows_dispatch<format>(rows, source, c.s, groups, a.main.at(first), a.rest.at(first), outliers, width, acc);
       continue;
     }
     unpack<format>(p, groups, c);
     for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 5 = 3 + 2
       const int n = (rows - r + passes - pass - 1) / (passes - pass);
       const Index at = first + r * width;
-      rows_dispatch<format>(n, FromChunk{c}, c.s, groups, a.main.at(at), a.rest.at(at), width, acc + 16 * r);
+      rows_dispatch<format>(n, FromChunk{c}, c.s, groups, a.main.at(at), a.rest.at(at), outliers + r, width, acc + 16 * r);
       r += n;
     }
   }

@@ -75,8 +75,10 @@ void quantize(const float* x, const Activations& a, int row) {
     const F x0 = f_load(x + i), x1 = f_load(x + i + 16);
     const float top = largest(x0, x1);
     quantize_group(x0, x1, top, main);
-    rest.scale[0] = 0;
+    uint8_t& outliers = a.outliers[static_cast<std::ptrdiff_t>(i / kChunk) * a.rows + row];
+    if (i % kChunk == 0) outliers = 0;
     if (top > bound) {
+      outliers = static_cast<uint8_t>(outliers | 1 << (i % kChunk / kGroup));
       const F r0 = lost(x0, main.q, main.scale[0]), r1 = lost(x1, main.q + 16, main.scale[0]);
       quantize_group(r0, r1, largest(r0, r1), rest);
     }
