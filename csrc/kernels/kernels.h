@@ -40,7 +40,7 @@ struct Quantized {
 
 // Activations as the kernels read them: x f32 [rows, k] for float formats, `main` for the others. Groups that hold an
 // outlier (see kOutlier) carry what int8 lost in `rest`, a second int8 term, and have their bit in `outliers`, u8
-// [k / 256][rows], one bit for each group of a chunk; elsewhere `rest` is not read.
+// [k / 256][rows], one bit for each group of a chunk; elsewhere its scales are 0 and its q and sums are not set.
 struct Activations {
   int rows = 0;
   int k = 0;
@@ -56,7 +56,7 @@ struct Activations {
 
 // A group whose largest magnitude exceeds this many times the row's root mean square gets a second term. One outlier
 // coarsens the step of its 31 neighbours; with the second term the group has 16 bits (docs/performance.md).
-constexpr float kOutlier = 4.0f;
+constexpr float kOutlier = 6.0f;
 
 enum class Act : int { None, Silu, GeluTanh };
 enum class KvType : int { F32, F16, BF16 };

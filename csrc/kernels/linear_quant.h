@@ -67,34 +67,40 @@ static inline void group(const Source& source, const Scales& s, Index g, const Q
   }
 }
 
-// The second term of one row's group; kept apart so that its registers do not weigh on the main loop.
-template <Kind kind, int flush, class Source>
-[[gnu::noinline]] static void second_term(Source source, const Scales& s, Index g, const Quantized& rest,
-                                          Index k, float* out) {
-  F acc = f_load(out);
-  group<1, kind, flush>(source, s, g, rest, k, &acc);
-  f_store(out, acc);
+// The second term of a group for a set of rows. Kept apart so that its registers do not weigh on the main loop.
+template <int N, Kind kind, int flush, class Source>
+[[gnu::noinline]] static void second_terms(Source source, const Scales& s, Index g, const Quantized& rest, Index k,
+                                           F* acc) {
+  F sum[N];
+  for (int r = 0; r < N; ++r) sum[r] = acc[r];
+  group<N, kind, flush>(source, s, g, rest, k, sum);
+  for (int r = 0; r < N; ++r) acc[r] = sum[r];
 }
 
 template <int N, Kind kind, int flush, class Source>
 static void rows_pass(const Source& source, const Scales& s, int groups, const Quantized& a, const Quantized& rest,
                       const uint8_t* outliers, Index k, float* out) {
   F acc[N];
-  unsigned any = 0;
+  unsigned once = 0, twice = 0;  // groups with a second term in some row, in several
   for (int r = 0; r < N; ++r) {
     acc[r] = f_load(out + 16 * r);
-    any |= outliers[r];
+    twice |= once & outliers[r];
+    once |= outliers[r];
   }
   for (Index g = 0; g < groups; ++g) {
     source.prefetch_group(g);
     group<N, kind, flush>(source, s, g, a.at(kGroup * g), k, acc);
-    if (!(any >> g & 1)) continue;
-    for (int r = 0; r < N; ++r) {
-      if (!(outliers[r] >> g & 1)) continue;
-      f_store(out + 16 * r, acc[r]);
-      second_term<kind, flush>(source, s, g, rest.at(r * k + kGroup * g), k, out + 16 * r);
-      acc[r] = f_load(out + 16 * r);
+    if (!(once >> g & 1)) continue;
+    F sum[N];
+    for (int r = 0; r < N; ++r) sum[r] = acc[r];
+    if (twice >> g & 1) {  // cheaper together; where a row has none its scales are 0, which adds nothing
+      second_terms<N, kind, flush>(source, s, g, rest.at(kGroup * g), k, sum);
+    } else {
+      for (int r = 0; r < N; ++r)
+        if (outliers[r] >> g & 1)
+          second_terms<1, kind, flush>(source, s, g, rest.at(r * k + kGroup * g), k, sum + r);
     }
+    for (int r = 0; r < N; ++r) acc[r] = sum[r];
   }
   for (int r = 0; r < N; ++r) f_store(out + 16 * r, acc[r]);
 }

@@ -81,6 +81,8 @@ void quantize(const float* x, const Activations& a, int row) {
       outliers = static_cast<uint8_t>(outliers | 1 << (i % kChunk / kGroup));
       const F r0 = lost(x0, main.q, main.scale[0]), r1 = lost(x1, main.q + 16, main.scale[0]);
       quantize_group(r0, r1, largest(r0, r1), rest);
+    } else {  // nothing to add, if another row of its set has a second term
+      rest.scale[0] = rest.scaled_sum[0] = 0;
     }
   }
 }

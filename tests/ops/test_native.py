@@ -64,10 +64,10 @@ def int8(x: np.ndarray) -> np.ndarray:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """What the native backend keeps of activations: int8 per 32, twice where a group's top is past 4 rms of its row."""
+    """What the native backend keeps of activations: int8 per 32, twice where a group's top is past 6 rms of its row."""
     main = int8(x)
     rms = np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True))
-    outlier = np.repeat(np.abs(x).reshape(len(x), -1, 32).max(axis=2) > 4 * rms, 32, axis=1)
+    outlier = np.repeat(np.abs(x).reshape(len(x), -1, 32).max(axis=2) > 6 * rms, 32, axis=1)
     return main + np.where(outlier, int8(x - main), np.float32(0))
 
 
