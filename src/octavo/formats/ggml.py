@@ -37,11 +37,6 @@ class BlockFormat:
     block_elements: int
     block_bytes: int
 
-    @property
-    def bits_per_value(self) -> float:
-        """Storage bits of one value, scales included (Q4_0: 4.5)."""
-        return 8 * self.block_bytes / self.block_elements
-
 
 FORMATS: dict[str, BlockFormat] = {
     f.name: f
