@@ -1,8 +1,9 @@
-"""The storage formats of GGUF tensors, and the reference way back to float32.
+"""The storage formats of tensors, and the reference way back to float32.
 
-A row of a tensor is a run of blocks; a block holds `block_elements` values in `block_bytes` bytes, scale included.
-The layouts are those of ggml (github.com/ggml-org/ggml, `ggml-common.h`); the decoders live in `ggml_basic.py`
-(floats, the 32-value blocks) and `ggml_kquants.py` (the 256-value super-blocks).
+A row of a tensor is a header (of most formats empty) and a run of blocks; a block holds `block_elements` values in
+`block_bytes` bytes, scale included. The layouts of GGUF are those of ggml (github.com/ggml-org/ggml, `ggml-common.h`);
+their decoders live in `ggml_basic.py` (floats, the 32-value blocks) and `ggml_kquants.py` (the 256-value
+super-blocks). Those of other quantized checkpoints are in `scaled.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from octavo.core.errors import ModelFormatError, UnsupportedModelError
 from octavo.formats import ggml_basic as basic
 from octavo.formats import ggml_kquants as kquants
+from octavo.formats import scaled
 from octavo.formats.tensor import Tensor
 
 __all__ = ["FORMATS", "BlockFormat", "dequantize", "dequantize_tensor", "find_format", "format_of_id", "row_bytes"]
@@ -27,15 +29,17 @@ class BlockFormat:
 
     Attributes:
         name: as in `Tensor.dtype`, e.g. "Q4_K".
-        ggml_id: the number that a GGUF file stores.
+        ggml_id: the number that a GGUF file stores; None: GGUF has no such format.
         block_elements: values in one block (1 for plain floats).
         block_bytes: bytes of one block.
+        header_bytes: of each row, before its first block.
     """
 
     name: str
-    ggml_id: int
+    ggml_id: int | None
     block_elements: int
     block_bytes: int
+    header_bytes: int = 0
 
 
 FORMATS: dict[str, BlockFormat] = {
@@ -57,11 +61,23 @@ FORMATS: dict[str, BlockFormat] = {
         BlockFormat("IQ4_NL", 20, 32, 18),
         BlockFormat("IQ4_XS", 23, 256, 136),
         BlockFormat("MXFP4", 39, 32, 17),
+        # GPTQ, AWQ: groups of 32, 64 or 128; _Z with a zero point.
+        BlockFormat("INT4_G32", None, 32, 2 + 16),
+        BlockFormat("INT4_G64", None, 64, 2 + 32),
+        BlockFormat("INT4_G128", None, 128, 2 + 64),
+        BlockFormat("INT4_G32_Z", None, 32, 3 + 16),
+        BlockFormat("INT4_G64_Z", None, 64, 3 + 32),
+        BlockFormat("INT4_G128_Z", None, 128, 3 + 64),
+        # One scale for a row; a tensor that has one for all rows repeats it.
+        BlockFormat("INT8", None, 32, 32, header_bytes=4),
+        BlockFormat("FP8_E4M3", None, 32, 32, header_bytes=4),
+        # One scale for 128 x 128 values, which each of its rows repeats.
+        BlockFormat("FP8_E4M3_B128", None, 128, 4 + 128),
     )
 }
 """Every format that Octavo reads, by name."""
 
-_BY_ID = {f.ggml_id: f for f in FORMATS.values()}
+_BY_ID = {f.ggml_id: f for f in FORMATS.values() if f.ggml_id is not None}
 
 # Names of the other ids, so that an error can say what a file holds and not only a number.
 _OTHER_IDS = {
@@ -88,6 +104,15 @@ _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.float32]], None]] =
     "Q5_K": kquants.decode_q5_k,
     "Q6_K": kquants.decode_q6_k,
     "IQ4_XS": kquants.decode_iq4_xs,
+    "INT4_G32": scaled.decode_int4,
+    "INT4_G64": scaled.decode_int4,
+    "INT4_G128": scaled.decode_int4,
+    "INT4_G32_Z": scaled.decode_int4_z,
+    "INT4_G64_Z": scaled.decode_int4_z,
+    "INT4_G128_Z": scaled.decode_int4_z,
+    "INT8": scaled.decode_int8_rows,
+    "FP8_E4M3": scaled.decode_e4m3_rows,
+    "FP8_E4M3_B128": scaled.decode_e4m3_blocks,
 }
 
 # Values decoded at once: 512 KiB of float32 and the integers they come from. Smaller chunks pay more for each NumPy
@@ -113,7 +138,7 @@ def format_of_id(ggml_id: int, tensor_name: str) -> BlockFormat:
         kind = _OTHER_IDS.get(ggml_id, "unknown to this version")
         raise UnsupportedModelError(
             f"tensor {tensor_name!r} is stored as ggml type {ggml_id}, {kind}; take a file whose tensors are all "
-            f"among {', '.join(FORMATS)}"
+            f"among {', '.join(f.name for f in _BY_ID.values())}"
         )
     return found
 
@@ -129,29 +154,34 @@ def row_bytes(dtype: str, columns: int) -> int:
         raise ModelFormatError(
             f"a row of {columns} values cannot be {dtype}, which stores multiples of {stored.block_elements}"
         )
-    return blocks * stored.block_bytes
+    return stored.header_bytes + blocks * stored.block_bytes
 
 
 def dequantize(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """data u8 [rows, row_bytes] -> a new array f32 [rows, columns].
 
     Follows ggml's reference decoders bit for bit (float32 products, no fused multiply-add). Besides the result it
-    allocates about 1 MiB, whatever the size of the tensor. Scales that are infinite or NaN give what IEEE
-    arithmetic gives. Raises UnsupportedModelError for an unknown format, ModelFormatError for partial blocks.
+    allocates about 1.5 MiB, whatever the size of the tensor (formats with a header: or 12 bytes per value of a row).
+    Scales that are infinite or NaN give what IEEE arithmetic gives.
+    Raises UnsupportedModelError for an unknown format, ModelFormatError for partial blocks.
     """
     stored = find_format(dtype)
     rows, stride = data.shape
-    if stride % stored.block_bytes:
-        raise ModelFormatError(f"{stride} bytes are no whole number of {dtype} blocks of {stored.block_bytes} bytes")
-    columns = stride // stored.block_bytes * stored.block_elements
-    result = np.empty((rows, columns), np.float32)
-    blocks = np.ascontiguousarray(data).reshape(-1, stored.block_bytes)
-    values = result.reshape(-1, stored.block_elements)
+    count, rest = divmod(stride - stored.header_bytes, stored.block_bytes)
+    if rest or count < 0:
+        header = f", after a header of {stored.header_bytes}" if stored.header_bytes else ""
+        raise ModelFormatError(
+            f"{stride} bytes are no whole number of {dtype} blocks of {stored.block_bytes} bytes{header}"
+        )
+    result = np.empty((rows, count * stored.block_elements), np.float32)
+    units, values = np.ascontiguousarray(data), result
+    if not stored.header_bytes:  # blocks do not care which row they are in
+        units, values = units.reshape(-1, stored.block_bytes), result.reshape(-1, stored.block_elements)
     decode = _DECODERS[dtype]
-    step = _CHUNK_VALUES // stored.block_elements
+    step = max(1, _CHUNK_VALUES // max(1, values.shape[1]))
     with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, len(blocks), step):
-            decode(blocks[start : start + step], values[start : start + step])
+        for start in range(0, len(units), step):
+            decode(units[start : start + step], values[start : start + step])
     return result
 
 

@@ -16,7 +16,8 @@ class Tensor:
 
     Attributes:
         name: as the file calls it.
-        dtype: storage format: "F32", "F16", "BF16", "Q4_0", ..., "Q6_K", "IQ4_XS", "MXFP4" (see formats/ggml.py).
+        dtype: storage format: "F32", "F16", "BF16", "Q4_0", ..., "Q6_K", "IQ4_XS", "MXFP4", "INT4_G128", ..., "INT8",
+            "FP8_E4M3", ... (see formats/ggml.py).
         shape: logical shape, row-major; a linear layer's is (outputs N, inputs K), a norm's (H,).
         data: u8 [rows, row_bytes], C-contiguous, with rows = the product of all dimensions but the last;
             usually a read-only view into a memory map.
