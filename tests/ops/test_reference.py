@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from helpers.batches import make_batch
 from octavo.core.errors import ConfigError, UnsupportedModelError
+from octavo.formats.ggml import FORMATS, dequantize_tensor
+from octavo.formats.quantize import QUANTIZABLE, quantize
 from octavo.formats.tensor import Tensor
 from octavo.ops import make_ops
 from octavo.ops.api import AttentionSpec, Norm, RopeTable
@@ -73,6 +75,19 @@ def test_mixed_formats_stack_into_one_matrix() -> None:
     w = OPS.pack([stored(normal(3, 32, seed=1)), Tensor("h", "F16", half.shape, half.view(np.uint8))])
     np.testing.assert_array_equal(w.weight[3:], half.astype(np.float32))
     np.testing.assert_array_equal(w.weight[:3], normal(3, 32, seed=1))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZABLE)
+def test_formats_of_quantized_checkpoints(dtype: str) -> None:
+    columns = 3 * FORMATS[dtype].block_elements
+    first, second = (quantize(normal(rows, columns, seed=rows), dtype) for rows in (5, 130))
+    both = np.concatenate([dequantize_tensor(first), dequantize_tensor(second)])
+    w = OPS.pack([first, second])
+    np.testing.assert_array_equal(w.weight, both)
+    x = normal(2, columns)
+    np.testing.assert_array_equal(OPS.linear(x, w), x @ both.T)
+    tokens = np.array([129, 0, 0, 7], np.int32)
+    np.testing.assert_array_equal(OPS.embedding(second, tokens), both[5:][tokens])
 
 
 def test_an_unknown_format_is_refused_by_name() -> None:
