@@ -84,7 +84,7 @@ std::unique_ptr<PackedLinear> pack_arrays(Context& c, const std::vector<std::str
     const Format format = find_format(formats[i]);
     const FormatInfo& f = kFormats[static_cast<int>(format)];
     require(columns > 0 && columns % f.block == 0, "columns are not a multiple of the format's block");
-    require(parts[i].shape(0) > 0 && parts[i].shape(1) == static_cast<std::size_t>(columns / f.block) * f.file_bytes,
+    require(parts[i].shape(0) > 0 && parts[i].shape(1) == row_bytes(format, columns),
             "row bytes do not match the number of columns");
     raw.push_back({format, parts[i].data(), parts[i].shape(0)});
     rows += parts[i].shape(0);
@@ -158,8 +158,7 @@ void embedding(Context& c, const std::string& format, const Bytes& table, int co
                double scale, Out y) {
   const Format f = find_format(format);
   const FormatInfo& info = kFormats[static_cast<int>(f)];
-  require(columns > 0 && columns % info.block == 0 &&
-              table.shape(1) == static_cast<std::size_t>(columns / info.block) * info.file_bytes,
+  require(columns > 0 && columns % info.block == 0 && table.shape(1) == row_bytes(f, columns),
           "row bytes do not match the number of columns");
   require(y.shape(0) == tokens.shape(0) && y.shape(1) == static_cast<std::size_t>(columns), "output has the wrong shape");
   for (std::size_t t = 0; t < tokens.shape(0); ++t)
@@ -224,9 +223,11 @@ NB_MODULE(_native, m) {
         std::lock_guard lock(c.pool().mutex());
         return stream_gb_s(c.pool(), c.kernels(), bytes, seconds);
       }, nb::arg("bytes"), nb::arg("seconds"), "Gigabytes per second of the fastest of repeated reads of a buffer.")
-      .def("dot_gmac_s", [](Context& c, double seconds) {
+      .def("dot_gmac_s", [](Context& c, double seconds, const std::string& kind) {
+        require(kind == "int8" || kind == "bf16" || kind == "f32", "kind must be int8, bf16 or f32");
         nb::gil_scoped_release release;
         std::lock_guard lock(c.pool().mutex());
-        return dot_gmac_s(c.pool(), c.kernels(), seconds);
-      }, nb::arg("seconds"), "Giga multiply-accumulates per second of the int8 dot instructions alone.");
+        return peak_gmac_s(c.pool(), c.kernels(), kind == "int8" ? Peak::Int8 : kind == "bf16" ? Peak::Bf16 : Peak::F32, seconds);
+      }, nb::arg("seconds"), nb::arg("kind") = "int8",
+         "Giga multiply-accumulates per second of the dot instructions alone: of int8, of what multiplies bf16, of f32.");
 }

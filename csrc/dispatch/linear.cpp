@@ -1,23 +1,53 @@
 #include <algorithm>
+#include <cstring>
 
 #include "ops.h"
 
 namespace octavo {
 namespace {
 
-constexpr int kBlockRows = 128;          // rows of activations that stay in the L2 while panels pass by
-constexpr std::size_t kItemBytes = 64 << 10;  // weights of one work item, about 5 us of streaming
+constexpr std::size_t kItemBytes = 64 << 10;  // weights of one work item, about 2 us of streaming
+constexpr int kFewRows = 4;                   // cheaper on one thread than a barrier
+// A row has fewer outliers than this: x^2 of each is above kOutlier^2 times the mean.
+int most_outliers(int k) { return static_cast<int>(static_cast<float>(k) / (kOutlier * kOutlier)) + 1; }
+
+template <class T> void grow(std::vector<T>& v, std::size_t n) {
+  if (v.size() < n) v.resize(n);
+}
 
 }  // namespace
 
-Quantized QuantizedRows::room(std::size_t n) {
-  if (q.size() < n) {
-    q.resize(n);
-    scale.resize(n / kGroup);
-    scaled_sum.resize(n / kGroup);
-    sum16.resize(n / 16);
+void ActivationMemory::reserve_quantized(int rows, int k) {
+  const std::size_t n = rows, chunks = (k + kChunk - 1) / kChunk;
+  grow(q, n * k);
+  grow(scale, n * chunks);
+  grow(sum16, n * chunks * (kChunk / 16));
+  grow(sum32, n * chunks * (kChunk / kGroup));
+  grow(found, n * most_outliers(k));
+  grow(counts, n * chunks);
+}
+
+// From rows, each by chunk, to chunks, each by row block and row.
+void ActivationMemory::sort_outliers(Activations& a) {
+  const int chunks = a.chunks(), blocks = a.blocks(), most = most_outliers(a.k);
+  const auto slot = [&](int r, int c) { return c * blocks + r / kBlockRows; };
+  first.assign(chunks * blocks + 2, 0);
+  for (int r = 0; r < a.rows; ++r)
+    for (int c = 0; c < chunks; ++c) first[slot(r, c) + 2] += counts[static_cast<std::size_t>(r) * chunks + c];
+  for (int i = 2; i < chunks * blocks + 2; ++i) first[i] += first[i - 1];
+  grow(outliers, first[chunks * blocks + 1]);
+  for (int r = 0; r < a.rows; ++r) {  // first[i + 1] runs from the start of slot i to its end
+    const Outlier* from = found.data() + static_cast<std::size_t>(r) * most;
+    for (int c = 0; c < chunks; ++c) {
+      const int n = counts[static_cast<std::size_t>(r) * chunks + c];
+      int32_t& at = first[slot(r, c) + 1];
+      std::copy(from, from + n, outliers.data() + at);
+      from += n;
+      at += n;
+    }
   }
-  return {q.data(), scale.data(), scaled_sum.data(), sum16.data()};
+  a.outliers = outliers.data();
+  a.first = first.data();
 }
 
 void Context::rms_norm(const float* x, int rows, int n, const NormArgs& norm, float* y) {
@@ -33,36 +63,63 @@ void Context::softcap(float* x, std::ptrdiff_t n, float cap) {
             [&](int i) { kernels_.softcap(x + i * step, std::min(step, n - i * step), cap); });
 }
 
-// Norm (if any) and quantization of every row, as far as the matrix's formats need them.
+// Norm (if any) and rounding of every row, as far as the matrix's formats need them.
 Activations Context::activate(const float* x, int rows, const PackedLinear& w, const NormArgs& norm) {
   const std::size_t k = w.columns, n = rows;
-  if (norm.weight && normed_.size() < n * k) normed_.resize(n * k);
-  float* normed = normed_.data();
-  Activations a = {rows, w.columns, norm.weight ? normed : x, {}, {}};
-  if (w.any_quantized) {
-    a.main = main_.room(n * k);
-    a.rest = rest_.room(n * k);
-    const std::size_t chunks = (k + kChunk - 1) / kChunk;
-    if (outliers_.size() < n * chunks) outliers_.resize(n * chunks);
-    a.outliers = outliers_.data();
+  ActivationMemory& m = activations_;
+  const bool quantized = w.has(Family::Blocks) || w.has(Family::Supers);
+  const bool bf16 = kernels_.round_bf16 && w.has(Family::Bf16);
+  Activations a;
+  a.rows = rows;
+  a.k = w.columns;
+  a.x = x;
+  if (norm.weight) {
+    grow(m.normed, n * k);
+    a.x = m.normed.data();
   }
+  if (quantized) {
+    m.reserve_quantized(rows, w.columns);
+    a.q = m.q.data();
+    a.scale = m.scale.data();
+    a.sum16 = m.sum16.data();
+    a.sum32 = m.sum32.data();
+  }
+  if (bf16) {
+    grow(m.bf16, n * k);
+    a.bf16 = m.bf16.data();
+  }
+  const int most = most_outliers(a.k), chunks = a.chunks();
   auto row = [&](int r) {
     const float* from = x + r * k;
     if (norm.weight) {
-      kernels_.rms_norm(from, norm.weight, norm.eps, w.columns, normed + r * k);
-      from = normed + r * k;
+      kernels_.rms_norm(from, norm.weight, norm.eps, w.columns, m.normed.data() + r * k);
+      from = m.normed.data() + r * k;
     }
-    if (w.any_quantized) kernels_.quantize(from, a, r);
+    if (bf16) kernels_.round_bf16(from, a.k, a.bf16 + r * k);
+    if (quantized)
+      kernels_.quantize(from, a, r, m.found.data() + static_cast<std::size_t>(r) * most,
+                        m.counts.data() + static_cast<std::size_t>(r) * chunks);
   };
-  if (!norm.weight && !w.any_quantized) return a;
-  if (rows < 4) {  // cheaper than a barrier
+  if (!norm.weight && !quantized && !bf16) return a;
+  if (rows <= kFewRows) {
     DenormalsOff off;
     for (int r = 0; r < rows; ++r) row(r);
   } else {
     pool_.run(rows, row);
   }
+  if (quantized) m.sort_outliers(a);
   return a;
 }
+
+namespace {
+
+// Panels that one call of the kernel takes: two of a segment, or a gate's and its up's.
+struct Share {
+  const Segment* segment;
+  int pairs, per_item, items;
+};
+
+}  // namespace
 
 void Context::linear(const float* x, int rows, const PackedLinear& w, const NormArgs& norm, Act act,
                      const float* residual, const NormArgs& post, float* y) {
@@ -70,43 +127,61 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
   const int columns = w.gated ? w.rows / 2 : w.rows;
   const float* add = post.weight ? nullptr : residual;
   const float* bias = w.bias.empty() ? nullptr : w.bias.data();
+  const auto bias_of = [&](const Segment& s, int p) { return bias ? bias + s.first_row + p * kLanes : nullptr; };
 
-  // One panel for the rows of one block, from the matrix product to the output.
-  auto panel = [&](const Segment& s, int p, int row0, int row1) {
-    alignas(64) float acc[kBlockRows * kLanes], up[kBlockRows * kLanes];
-    const int first = (w.gated ? 0 : s.first_row) + p * kLanes, n = std::min(kLanes, s.rows - p * kLanes);
-    auto product = [&](const Segment& from, float* out) {
-      kernels_.panel(from.format, from.panels + p * from.panel_bytes, a, row0, row1, out);
-      if (bias)
-        for (int r = 0; r < row1 - row0; ++r)
-          for (int i = 0; i < n; ++i) out[r * kLanes + i] += bias[from.first_row + p * kLanes + i];
-    };
-    product(s, acc);
-    if (w.gated) {
-      product(w.segments[1], up);
-      kernels_.gate(act, acc, up, (row1 - row0) * kLanes, acc);
-    }
-    for (int r = row0; r < row1; ++r) {
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(r) * columns + first;
-      const float* from = acc + (r - row0) * kLanes;
-      if (add) kernels_.add(from, add + at, n, y + at);
-      else std::copy(from, from + n, y + at);
+  // Two panels (the last one of a segment may be alone) for one block of rows, from the product to the output.
+  auto pair = [&](const Segment& s, int p, int row0, int row1) {
+    alignas(64) float acc[2][kBlockRows * kLanes];
+    float* const out[2] = {acc[0], acc[1]};
+    const int count = std::min(2, s.panel_count() - p), m = row1 - row0;
+    const uint8_t* const at[2] = {s.panels + p * s.panel_bytes, s.panels + (p + count - 1) * s.panel_bytes};
+    kernels_.panels(s.format, at, count, a, row0, row1, out);
+    for (int i = 0; i < count; ++i) {
+      const int column = s.first_row + (p + i) * kLanes, n = std::min(kLanes, s.rows - (p + i) * kLanes);
+      const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + column;
+      kernels_.store_rows(acc[i], m, n, bias_of(s, p + i), add ? add + to : nullptr, y + to, columns);
     }
   };
+  auto gate = [&](const Segment& s, int p, int row0, int row1) {
+    alignas(64) float acc[2][kBlockRows * kLanes];
+    float* const out[2] = {acc[0], acc[1]};
+    const Segment* const both[2] = {&s, &w.segments[1]};
+    const int n = std::min(kLanes, s.rows - p * kLanes), m = row1 - row0;
+    const uint8_t* const at[2] = {s.panels + p * s.panel_bytes, both[1]->panels + p * both[1]->panel_bytes};
+    if (s.format == both[1]->format) {
+      kernels_.panels(s.format, at, 2, a, row0, row1, out);
+    } else {
+      for (int i = 0; i < 2; ++i) kernels_.panels(both[i]->format, at + i, 1, a, row0, row1, out + i);
+    }
+    if (bias)
+      for (int i = 0; i < 2; ++i) kernels_.store_rows(acc[i], m, n, bias_of(*both[i], p), nullptr, acc[i], kLanes);
+    kernels_.gate(act, acc[0], acc[1], m * kLanes, acc[0]);
+    const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + p * kLanes;
+    kernels_.store_rows(acc[0], m, n, nullptr, add ? add + to : nullptr, y + to, columns);
+  };
 
-  const int blocks = (rows + kBlockRows - 1) / kBlockRows;
-  for (std::size_t i = 0; i < (w.gated ? 1 : w.segments.size()); ++i) {
+  const int blocks = a.blocks(), segments = w.gated ? 1 : static_cast<int>(w.segments.size());
+  std::vector<Share> shares(segments);
+  int items = 0;
+  for (int i = 0; i < segments; ++i) {
     const Segment& s = w.segments[i];
-    const int panels = s.panel_count(), fair = std::max(1, panels / (4 * pool_.threads()));
-    const int per_item = std::clamp<int>(static_cast<int>(kItemBytes / s.panel_bytes), 1, fair);
-    const int items = (panels + per_item - 1) / per_item;
-    pool_.run(blocks * items, [&](int item) {  // all panels pass by one block of rows before the next block
-      const int block = item / items, p0 = item % items * per_item;
-      const int row0 = static_cast<int>(static_cast<int64_t>(rows) * block / blocks);
-      const int row1 = static_cast<int>(static_cast<int64_t>(rows) * (block + 1) / blocks);
-      for (int p = p0; p < std::min(panels, p0 + per_item); ++p) panel(s, p, row0, row1);
-    });
+    const int pairs = w.gated ? s.panel_count() : (s.panel_count() + 1) / 2;
+    const int fair = std::max(1, pairs / (4 * pool_.threads()));
+    const int per_item = std::clamp<int>(static_cast<int>(kItemBytes / (2 * s.panel_bytes)), 1, fair);
+    shares[i] = {&s, pairs, per_item, (pairs + per_item - 1) / per_item};
+    items += shares[i].items;
   }
+  pool_.run(blocks * items, [&](int item) {  // all panels pass by one block of rows before the next block
+    const int row0 = item / items * kBlockRows, row1 = std::min(rows, row0 + kBlockRows);
+    item %= items;
+    const Share* share = shares.data();
+    for (; item >= share->items; ++share) item -= share->items;
+    const int end = std::min(share->pairs, (item + 1) * share->per_item);
+    for (int p = item * share->per_item; p < end; ++p) {
+      if (w.gated) gate(*share->segment, p, row0, row1);
+      else pair(*share->segment, 2 * p, row0, row1);
+    }
+  });
   if (post.weight)
     pool_.run(rows, [&](int r) {
       float* row = y + static_cast<std::ptrdiff_t>(r) * columns;
@@ -118,8 +193,7 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
 // Rows of the table through the same pack and unpack as the matrices: 16 tokens make a panel.
 void Context::embedding(Format format, const uint8_t* table, int columns, const int32_t* tokens, int count,
                         float scale, float* y) {
-  const FormatInfo& f = kFormats[static_cast<int>(format)];
-  const std::size_t row_bytes = static_cast<std::size_t>(columns / f.block) * f.file_bytes;
+  const std::size_t bytes = row_bytes(format, columns);
   pool_.run((count + kLanes - 1) / kLanes, [&](int item) {
     std::vector<uint8_t> packed(panel_bytes(format, columns));
     std::vector<float> spare(columns);
@@ -127,7 +201,7 @@ void Context::embedding(Format format, const uint8_t* table, int columns, const 
     float* out[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
       const int t = item * kLanes + lane;
-      rows[lane] = table + static_cast<std::size_t>(tokens[std::min(t, count - 1)]) * row_bytes;
+      rows[lane] = table + static_cast<std::size_t>(tokens[std::min(t, count - 1)]) * bytes;
       out[lane] = t < count ? y + static_cast<std::ptrdiff_t>(t) * columns : spare.data();
     }
     pack_panel(format, rows, columns, packed.data());

@@ -1,6 +1,7 @@
 // The machine's ceilings, measured with the kernels' own instructions on the engine's own threads.
 #include <algorithm>
 #include <atomic>
+#include <vector>
 #include <chrono>
 
 #include "ops.h"
@@ -37,12 +38,13 @@ double stream_gb_s(Pool& pool, const Kernels& kernels, std::size_t bytes, double
   });
 }
 
-double dot_gmac_s(Pool& pool, const Kernels& kernels, double seconds) {
-  constexpr int64_t steps = 20'000;
+double peak_gmac_s(Pool& pool, const Kernels& kernels, Peak kind, double seconds) {
+  constexpr int64_t steps = 2'000;
+  const auto run = kind == Peak::Int8 ? kernels.peak_int8 : kind == Peak::Bf16 ? kernels.peak_bf16 : kernels.peak_f32;
   const int items = 8 * pool.threads();
-  std::atomic<int64_t> sum{0};
-  return best_rate(items * static_cast<double>(steps) * 256, seconds,
-                   [&] { pool.run(items, [&](int) { sum += kernels.dot(steps); }); });
+  std::vector<float> sums(items);
+  return best_rate(items * static_cast<double>(steps) * kPeakMacs, seconds,
+                   [&] { pool.run(items, [&](int i) { sums[i] += run(steps); }); });
 }
 
 }  // namespace octavo

@@ -23,13 +23,17 @@ struct BatchArgs {  // core/batch.py
   uint64_t step = 0;  // not 0: the same in every call of one step, so that what follows from the batch is worked out once
 };
 
-// Memory for quantized rows; it grows to the largest batch seen.
-struct QuantizedRows {
-  Quantized room(std::size_t elements);
-
+// Memory for the activations of one matrix product; it grows to the largest batch seen.
+struct ActivationMemory {
+  std::vector<float> normed, scale;
+  std::vector<uint16_t> bf16;
   std::vector<int8_t> q;
-  std::vector<float> scale, scaled_sum;
-  std::vector<int16_t> sum16;
+  std::vector<int16_t> sum16, sum32;
+  std::vector<Outlier> found, outliers;  // as rows found them; by chunk and row block
+  std::vector<int32_t> counts, first;
+
+  void reserve_quantized(int rows, int k);
+  void sort_outliers(Activations& a);
 };
 
 // One engine's threads and scratch memory. Calls on one Context are serialized.
@@ -56,12 +60,12 @@ class Context {
   Pool pool_;
   Arena arena_;
   const Kernels& kernels_;
-  std::vector<float> normed_, partial_;
-  QuantizedRows main_, rest_;
-  std::vector<uint8_t> outliers_;
+  std::vector<float> partial_;
+  ActivationMemory activations_;
 };
 
 double stream_gb_s(Pool& pool, const Kernels& kernels, std::size_t bytes, double seconds);
-double dot_gmac_s(Pool& pool, const Kernels& kernels, double seconds);
+enum class Peak { Int8, Bf16, F32 };
+double peak_gmac_s(Pool& pool, const Kernels& kernels, Peak kind, double seconds);
 
 }  // namespace octavo

@@ -1,9 +1,9 @@
-// Packed layouts, per block of a panel (kernels/unpack.cpp reads them; sizes in dispatch.cpp):
+// Packed layouts, per block of a panel (kernels/layouts.h reads them; sizes in dispatch.cpp):
 //
 //   Q4_0, IQ4_NL   d f16[16] | nibbles, 4 units          unit: 64 bytes, 16 lanes x 4 bytes as they lie in the file
 //   Q4_1           d f16[16] | m f16[16] | 4 units
 //   Q5_0 (Q5_1)    d (| m) | high bits, 1 unit | 4 units; byte i, bit u of a lane's high bits is element 4u + i's
-//   Q8_0           d f16[16] | 8 units
+//   Q8_0           d f16[16] | 8 units, each byte's top bit flipped
 //   MXFP4          e u8[16] | 4 units
 //   Q2_K           d | dmin | scales u8[16][16] | 16 units
 //   Q3_K           d | scales i8[16][16] | 16 units | high bits, 8 units
@@ -11,6 +11,9 @@
 //   Q5_K           d | dmin | scales | mins | high bits, 8 units | 32 units
 //   Q6_K           d | scales i8[16][16] | low, 32 units | high, 16 units
 //   IQ4_XS         d | scales i8[8][16] | 32 units
+//   INT4_G*        d f16[16] (| zero u8[16]) | 4 units for each 32
+//   INT8           scale f32[16] once a panel; 8 units, each byte's top bit flipped
+//   FP8_E4M3       scale f32[16] once a panel (B128: a block); units as kernels/fp8.h says
 //   BF16           [k / 2][16][2]       F16, F32: [k][16]
 #include "pack.h"
 
@@ -60,6 +63,11 @@ template <int count> inline uint8_t* units(Rows src, int offset, uint8_t* out) {
 
 inline uint8_t* halves(Rows src, int offset, uint8_t* out) {
   for (int lane = 0; lane < kLanes; ++lane, out += 2) std::memcpy(out, src[lane] + offset, 2);
+  return out;
+}
+
+inline uint8_t* words(Rows src, int offset, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane, out += 4) std::memcpy(out, src[lane] + offset, 4);
   return out;
 }
 
@@ -125,6 +133,27 @@ inline uint8_t* iq4_xs_scales(Rows src, uint8_t* out) {
   return out + 128;
 }
 
+// int8 as unsigned bytes, 128 above their value.
+inline void flip(uint8_t* from, const uint8_t* to) {
+  for (; from < to; ++from) *from ^= 0x80;
+}
+
+// Bytes of e4m3 for the bf16 dot: of each four lanes the first two elements, then the last two.
+template <int count> inline void fp8_units(Rows src, int offset, uint8_t* out) {
+  for (int u = 0; u < count; ++u, out += kUnit)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint8_t* from = src[lane] + offset + 4 * u;
+      uint8_t* to = out + lane / 4 * 16 + lane % 4 * 2;
+      std::memcpy(to, from, 2);
+      std::memcpy(to + 8, from + 2, 2);
+    }
+}
+
+// A group of 32 * span nibbles after `used` bytes of scales.
+template <int span> inline void int4_group(Rows src, int used, uint8_t* out) {
+  for (int i = 0; i < span; ++i) out = units<4>(src, used + 16 * i, out);
+}
+
 template <int bytes> inline void elements(Rows src, uint8_t* out) {
   for (int i = 0; i < 2; ++i)
     for (int lane = 0; lane < kLanes; ++lane, out += bytes) std::memcpy(out, src[lane] + i * bytes, bytes);
@@ -134,13 +163,22 @@ void pack_block(Format format, Rows s, uint8_t* o) {
   switch (format) {
     case Format::F32: return elements<4>(s, o);
     case Format::F16: return elements<2>(s, o);
-    case Format::BF16: units<1>(s, 0, o); return;
+    case Format::BF16: units<2>(s, 0, o); return;
     case Format::Q4_0:
     case Format::IQ4_NL: units<4>(s, 2, halves(s, 0, o)); return;
     case Format::Q4_1: units<4>(s, 4, halves(s, 2, halves(s, 0, o))); return;
     case Format::Q5_0: units<4>(s, 6, high_bits(s, 2, halves(s, 0, o))); return;
     case Format::Q5_1: units<4>(s, 8, high_bits(s, 4, halves(s, 2, halves(s, 0, o)))); return;
-    case Format::Q8_0: units<8>(s, 2, halves(s, 0, o)); return;
+    case Format::Q8_0: return flip(o + 32, units<8>(s, 2, halves(s, 0, o)));
+    case Format::INT8: return flip(o, units<8>(s, 0, o));
+    case Format::INT4_G32: return int4_group<1>(s, 2, halves(s, 0, o));
+    case Format::INT4_G64: return int4_group<2>(s, 2, halves(s, 0, o));
+    case Format::INT4_G128: return int4_group<4>(s, 2, halves(s, 0, o));
+    case Format::INT4_G32_Z: return int4_group<1>(s, 3, single_bytes(s, 2, 1, halves(s, 0, o)));
+    case Format::INT4_G64_Z: return int4_group<2>(s, 3, single_bytes(s, 2, 1, halves(s, 0, o)));
+    case Format::INT4_G128_Z: return int4_group<4>(s, 3, single_bytes(s, 2, 1, halves(s, 0, o)));
+    case Format::FP8_E4M3: return fp8_units<8>(s, 0, o);
+    case Format::FP8_E4M3_B128: return fp8_units<32>(s, 4, words(s, 0, o));
     case Format::MXFP4: units<4>(s, 1, single_bytes(s, 0, 1, o)); return;
     case Format::Q2_K: units<16>(s, 16, single_bytes(s, 0, 16, halves(s, 82, halves(s, 80, o)))); return;
     case Format::Q3_K: units<8>(s, 0, units<16>(s, 32, q3_scales(s, 96, halves(s, 108, o)))); return;
@@ -160,15 +198,22 @@ Format find_format(const std::string& name) {
   throw std::invalid_argument("no kernel for storage format " + name);
 }
 
+std::size_t row_bytes(Format format, int columns) {
+  const FormatInfo& f = info_of(format);
+  return f.file_header + static_cast<std::size_t>(columns / f.block) * f.file_bytes;
+}
+
 std::size_t panel_bytes(Format format, int columns) {
-  const FormatInfo& f = kFormats[static_cast<int>(format)];
-  return static_cast<std::size_t>(columns / f.block) * f.packed_bytes;
+  const FormatInfo& f = info_of(format);
+  return f.packed_header + static_cast<std::size_t>(columns / f.block) * f.packed_bytes;
 }
 
 void pack_panel(Format format, const uint8_t* const rows[kLanes], int columns, uint8_t* out) {
-  const FormatInfo& f = kFormats[static_cast<int>(format)];
+  const FormatInfo& f = info_of(format);
   const uint8_t* at[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) at[lane] = rows[lane];
+  if (f.packed_header) words(rows, 0, out);
+  out += f.packed_header;
+  for (int lane = 0; lane < kLanes; ++lane) at[lane] = rows[lane] + f.file_header;
   for (int k = 0; k < columns; k += f.block, out += f.packed_bytes) {
     pack_block(format, at, out);
     for (int lane = 0; lane < kLanes; ++lane) at[lane] += f.file_bytes;
@@ -186,20 +231,19 @@ std::unique_ptr<PackedLinear> pack(const std::vector<Part>& parts, int columns, 
   w->bias = std::move(bias);
   uint8_t* at = w->memory.data;
   for (const Part& p : parts) {
-    const FormatInfo& f = kFormats[static_cast<int>(p.format)];
-    const std::size_t row_bytes = static_cast<std::size_t>(columns / f.block) * f.file_bytes;
+    const std::size_t bytes = row_bytes(p.format, columns);
     const Segment s = {p.format, static_cast<int>(p.rows), w->rows, at, panel_bytes(p.format, columns)};
     pool.run(s.panel_count(), [&, at](int panel) {
       const uint8_t* rows[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) {
         const std::size_t row = static_cast<std::size_t>(panel) * kLanes + lane;
-        rows[lane] = p.data + (row < p.rows ? row : p.rows - 1) * row_bytes;
+        rows[lane] = p.data + (row < p.rows ? row : p.rows - 1) * bytes;
       }
       pack_panel(p.format, rows, columns, at + panel * s.panel_bytes);
     });
     at += (s.panel_count() * s.panel_bytes + 63) / 64 * 64;
     w->rows += s.rows;
-    w->any_quantized |= f.block >= kGroup;
+    w->families |= 1u << static_cast<int>(info_of(p.format).family);
     w->segments.push_back(s);
   }
   return w;

@@ -34,13 +34,17 @@ struct PackedLinear {
       : columns(columns), gated(gated), bytes(memory.bytes), memory(std::move(memory)) {}
 
   int rows = 0, columns;
-  bool gated, any_quantized = false;  // any part that reads int8 activations
+  bool gated;
+  unsigned families = 0;  // a bit for each Family among its parts
   std::vector<Segment> segments;
   std::vector<float> bias;
   std::size_t bytes;
   Memory memory;
+
+  bool has(Family f) const { return families >> static_cast<int>(f) & 1; }
 };
 
+std::size_t row_bytes(Format format, int columns);  // in the file
 std::size_t panel_bytes(Format format, int columns);
 // One panel from 16 rows (repeat the last row where there are fewer).
 void pack_panel(Format format, const uint8_t* const rows[kLanes], int columns, uint8_t* out);

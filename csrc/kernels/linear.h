@@ -3,13 +3,15 @@
 
 namespace octavo::OCTAVO_TIER {
 
-void panel(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc);
 void unpack_rows(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]);
 
-// By family: F32, F16, BF16; blocks of 32; super-blocks of 256.
-void panel_floats(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc);
-void panel_blocks(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc);
-void panel_supers(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc);
+// By family. Floats: F32, F16, and where the tier has no bf16 dot, BF16 and FP8.
+void panels_floats(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
+                   float* const acc[2]);
+void panels_blocks(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
+                   float* const acc[2]);
+void panels_supers(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
+                   float* const acc[2]);
 void unpack_rows_floats(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]);
 void unpack_rows_blocks(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]);
 void unpack_rows_supers(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]);

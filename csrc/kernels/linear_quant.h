@@ -1,180 +1,120 @@
-// Matrix product of quantized panels: 16 columns x up to kRows rows at a time.
+// Matrix product of quantized panels: kPanels times 16 columns x up to kRows rows at a time, chunk after chunk of K.
 #pragma once
-#include "layouts.h"
 #include "linear.h"
+#include "linear_pass.h"
 
 namespace octavo::OCTAVO_TIER {
 
-// Where the bytes of step u of group g come from.
-struct FromChunk {
-  const Chunk& c;
-  void prefetch_group(Index) const {}
-  B operator()(Index g, Index u) const { return b_load(c.w[8 * g + u]); }
-};
-template <Format format> struct FromPacked {
-  const uint8_t* p;
-  Index group_bytes;
-  // One chunk ahead, a group at a time: the hardware's own prefetch starts anew at each 4 KB page.
-  void prefetch_group(Index g) const {
-    const uint8_t* next = p + (kGroups + g) * group_bytes;
-    for (Index i = 0; i < group_bytes; i += 64) prefetch(next + i);
+template <Shape shape, class Source>
+static inline void rows_dispatch(int n, const Source& source, const Scales* const (&s)[kPanels], int offset,
+                                 const ChunkRows& a, float* const (&acc)[kPanels]) {
+  constexpr bool direct = !std::is_same_v<Source, FromChunk>;
+#define OCTAVO_CASE(N, used) \
+  case N: if constexpr (used) return chunk_pass<shape, N>(source, s, offset, a, acc); else break;
+  switch (n) {  // many rows are split evenly, so a pass over a chunk has more than half of kRows
+    OCTAVO_CASE(1, direct || kRows < 2)
+    OCTAVO_CASE(2, direct || kRows < 6)
+    OCTAVO_CASE(3, true)
+    OCTAVO_CASE(4, kRows >= 4)
+    OCTAVO_CASE(5, !direct && kRows >= 5)
+    OCTAVO_CASE(6, !direct && kRows >= 6)
+    default: break;
   }
-  B operator()(Index g, Index u) const { return Layout<format>::lanes(p, g, u); }
-};
+#undef OCTAVO_CASE
+}
 
-// Integer dots of steps [first, last) of group g for each row, partial sums flushed every `flush` steps.
-template <int N, Kind kind, int flush, int first, int last, class Source>
-static inline void dots(const Source& source, Index g, const int8_t* q, std::ptrdiff_t k, const int16_t* sub, I out[N]) {
-  for (Index u0 = first; u0 < last; u0 += flush) {
-    H h[N];
-    for (int r = 0; r < N; ++r) h[r] = h_zero();
-    for (Index u = u0; u < u0 + flush; ++u) {
-      const B lanes = source(g, u);
-      for (int r = 0; r < N; ++r) {
-        const int8_t* a = q + r * k + 4 * u;
-        if constexpr (kind == Kind::Signed) h[r] = h_dot_signed(lanes, a);
-        else h[r] = h_dot_unsigned(h[r], lanes, a);
-      }
-    }
-    for (int r = 0; r < N; ++r) {
-      const I part = (kind == Kind::Sub16 || kind == Kind::Sub16Min) ? h_scaled(h[r], sub) : h_sum(h[r]);
-      out[r] = i_add(out[r], part);
+// acc += the outliers of a chunk, one after the other, in f32.
+template <Shape shape, class Source>
+static void add_outliers(const Source& source, const Scales* const (&s)[kPanels], int offset, const Outlier* from,
+                         const Outlier* to, int row0, int row1, float* const (&acc)[kPanels]) {
+  for (const Outlier* o = from; o < to; ++o) {
+    if (o->row < row0 || o->row >= row1) continue;
+    const int element = o->element, g = element / kGroup;
+    const F x = f_set1(o->x);
+    OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) {
+      float* sum = acc[i] + kLanes * (o->row - row0);
+      const I byte = b_byte(source(i, g, element % kGroup / 4), element % 4);
+      f_store(sum, f_fma(x, weights<shape>(*s[i], offset, element, byte), f_load(sum)));
     }
   }
 }
 
-// acc += one group of 32, `a` at its first element; k elements between rows.
-template <int N, Kind kind, int flush, class Source>
-static inline void group(const Source& source, const Scales& s, Index g, const Quantized& a, std::ptrdiff_t k, F acc[N]) {
-  I sum[N];
-  for (int r = 0; r < N; ++r) sum[r] = i_zero();
-  if constexpr (kind == Kind::Sub16 || kind == Kind::Sub16Min) {
-    dots<N, kind, flush, 0, 4>(source, g, a.q, k, s.sub[2 * g], sum);
-    dots<N, kind, flush, 4, 8>(source, g, a.q, k, s.sub[2 * g + 1], sum);
-  } else {
-    dots<N, kind, flush, 0, 8>(source, g, a.q, k, nullptr, sum);
-  }
-  const F scale = f_load(s.scale[g]);
-  for (int r = 0; r < N; ++r) {
-    const F d = f_set1(a.scale[r * (k / kGroup)]);
-    const int16_t* halves = a.sum16 + r * (k / 16);
-    if constexpr (kind == Kind::Sub16) sum[r] = i_add(sum[r], i_pair(s.off[g], halves));
-    acc[r] = f_fma(f_mul(f_from_i(sum[r]), d), scale, acc[r]);
-    if constexpr (kind == Kind::Plain)
-      acc[r] = f_fma(f_load(s.min[g]), f_set1(a.scaled_sum[r * (k / kGroup)]), acc[r]);
-    if constexpr (kind == Kind::Sub16Min)
-      acc[r] = f_fma(f_mul(f_from_i(i_pair(s.off[g], halves)), d), f_load(s.min[g]), acc[r]);
-  }
+template <Format format> static inline void unpack(const uint8_t* p, int groups, Chunk& c) {
+  for (int g = 0; g < groups; ++g)
+    for (int u = 0; u < 8; ++u) b_store(c.w[8 * g + u], Layout<format>::lanes(p, g, u));
 }
 
-// The second term of a group for a set of rows. Kept apart so that its registers do not weigh on the main loop.
-template <int N, Kind kind, int flush, class Source>
-[[gnu::noinline]] static void second_terms(Source source, const Scales& s, Index g, const Quantized& rest, Index k,
-                                           F* acc) {
-  F sum[N];
-  for (int r = 0; r < N; ++r) sum[r] = acc[r];
-  group<N, kind, flush>(source, s, g, rest, k, sum);
-  for (int r = 0; r < N; ++r) acc[r] = sum[r];
-}
-
-template <int N, Kind kind, int flush, class Source>
-static void rows_pass(const Source& source, const Scales& s, int groups, const Quantized& a, const Quantized& rest,
-                      const uint8_t* outliers, Index k, float* out) {
-  F acc[N];
-  unsigned once = 0, twice = 0;  // groups with a second term in some row, in several
-  for (int r = 0; r < N; ++r) {
-    acc[r] = f_load(out + 16 * r);
-    twice |= once & outliers[r];
-    once |= outliers[r];
-  }
-  for (Index g = 0; g < groups; ++g) {
-    source.prefetch_group(g);
-    group<N, kind, flush>(source, s, g, a.at(kGroup * g), k, acc);
-    if (!(once >> g & 1)) continue;
-    F sum[N];
-    for (int r = 0; r < N; ++r) sum[r] = acc[r];
-    if (twice >> g & 1) {  // cheaper together; where a row has none its scales are 0, which adds nothing
-      second_terms<N, kind, flush>(source, s, g, rest.at(kGroup * g), k, sum);
-    } else {
-      for (int r = 0; r < N; ++r)
-        if (outliers[r] >> g & 1)
-          second_terms<1, kind, flush>(source, s, g, rest.at(r * k + kGroup * g), k, sum + r);
-    }
-    for (int r = 0; r < N; ++r) acc[r] = sum[r];
-  }
-  for (int r = 0; r < N; ++r) f_store(out + 16 * r, acc[r]);
-}
-
-template <Format format, class Source>
-static inline void rows_dispatch(int n, const Source& source, const Scales& s, int groups, const Quantized& a,
-                                 const Quantized& rest, const uint8_t* outliers, Index k, float* out) {
-  using L = Layout<format>;
-  if constexpr (kRows == 4) switch (n) {
-      case 2: return rows_pass<2, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
-      case 3: return rows_pass<3, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
-      case 4: return rows_pass<4, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
-      default: break;
-    }
-  rows_pass<1, L::kind, L::flush>(source, s, groups, a, rest, outliers, k, out);
-}
-
-// Rows [row0, row1) of a panel, few enough that their part of a chunk stays in the L1 beside the unpacked weights.
+// kPanels panels for rows [row0, row1).
 template <Format format>
-static void panel_rows(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
-  const FormatInfo& info = kFormats[static_cast<int>(format)];
-  const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows;
-  Chunk c;
-  std::memset(acc, 0, sizeof(float) * 16 * rows);
+static void panels_of(const uint8_t* const (&packed)[kPanels], const Activations& a, int row0, int row1,
+                      float* const (&acc)[kPanels]) {
+  using L = Layout<format>;
+  constexpr Shape shape = L::shape.normal();
+  const FormatInfo& info = info_of(format);
+  const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows, block = row0 / kBlockRows;
+  const int first_row = block * kBlockRows;
+  Chunk c[kPanels];
+  const Scales* s[kPanels];
+  const uint8_t* p[kPanels];
+  for (int i = 0; i < kPanels; ++i) {
+    s[i] = &c[i].s;
+    std::memset(acc[i], 0, sizeof(float) * kLanes * rows);
+  }
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
-    const Index width = min_int(kChunk, a.k - k0), first = a.first(k0, row0);
-    const int groups = static_cast<int>(width) / kGroup;
-    const uint8_t* outliers = a.outliers + static_cast<Index>(k0 / kChunk) * a.rows + row0;
-    const uint8_t* p = packed + static_cast<Index>(k0 / info.block) * info.packed_bytes;
-    if (kDirect && passes == 1) {
-      Layout<format>::scales(p, groups, c.s);
+    const int groups = min_int(kChunk, a.k - k0) / kGroup;
+    for (int i = 0; i < kPanels; ++i) {
+      p[i] = packed[i] + info.packed_header + static_cast<Index>(k0 / info.block) * info.packed_bytes;
+      L::scales(packed[i], p[i], groups, c[i].s);
+    }
+    const int32_t* first = a.first + k0 / kChunk * a.blocks() + block;
+    const Outlier *from = a.outliers + first[0], *to = a.outliers + first[1];
+    if (rows <= kDirectRows) {
       const FromPacked<format> source = {p, static_cast<Index>(info.packed_bytes) * kGroup / info.block};
-      rows_dispatch<format>(rows, source, c.s, groups, a.main.at(first), a.rest.at(first), outliers, width, acc);
+      rows_dispatch<shape>(rows, source, s, L::offset, ChunkRows(a, k0, row0), acc);
+      add_outliers<shape>(source, s, L::offset, from, to, row0 - first_row, row1 - first_row, acc);
       continue;
     }
-    unpack<format>(p, groups, c);
-    for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 5 = 3 + 2
+    for (int i = 0; i < kPanels; ++i) unpack<format>(p[i], groups, c[i]);
+    const FromChunk source = {c};
+    for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 9 = 5 + 4
       const int n = (rows - r + passes - pass - 1) / (passes - pass);
-      const Index at = first + r * width;
-      rows_dispatch<format>(n, FromChunk{c}, c.s, groups, a.main.at(at), a.rest.at(at), outliers + r, width, acc + 16 * r);
+      float* at[kPanels];
+      for (int i = 0; i < kPanels; ++i) at[i] = acc[i] + kLanes * r;
+      rows_dispatch<shape>(n, source, s, L::offset, ChunkRows(a, k0, row0 + r), at);
       r += n;
     }
+    add_outliers<shape>(source, s, L::offset, from, to, row0 - first_row, row1 - first_row, acc);
   }
 }
 
 template <Format format>
-static void panel_of(const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
-  constexpr int step = 32;  // 8 KB of activations, 16 KB of weights
-  for (int r = row0; r < row1; r += step)
-    panel_rows<format>(packed, a, r, min_int(r + step, row1), acc + 16 * (r - row0));
+static void panels_any(const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
+                       float* const acc[2]) {
+  if constexpr (kPanels == 1) {
+    for (int i = 0; i < count; ++i) panels_of<format>({packed[i]}, a, row0, row1, {acc[i]});
+  } else if (count == 2) {
+    panels_of<format>({packed[0], packed[1]}, a, row0, row1, {acc[0], acc[1]});
+  } else {  // the same panel twice: it costs nothing that memory does not
+    alignas(64) float spare[kBlockRows * kLanes];
+    panels_of<format>({packed[0], packed[0]}, a, row0, row1, {acc[0], spare});
+  }
 }
 
 template <Format format>
 static void rows_of(const uint8_t* packed, int k, float scale, float* const out[kLanes]) {
-  constexpr Kind kind = Layout<format>::kind;
-  const FormatInfo& info = kFormats[static_cast<int>(format)];
+  using L = Layout<format>;
+  const FormatInfo& info = info_of(format);
   Chunk c;
   for (int k0 = 0; k0 < k; k0 += kChunk) {
     const int n = min_int(kChunk, k - k0);
-    unpack<format>(packed + static_cast<std::ptrdiff_t>(k0 / info.block) * info.packed_bytes, n / kGroup, c);
-    for (int lane = 0; lane < kLanes; ++lane)
-      for (int i = 0; i < n; ++i) {
-        const int g = i / kGroup, h = i / 16, w = c.w[i / 4][4 * lane + i % 4];
-        const float d = c.s.scale[g][lane];
-        float v;
-        if constexpr (kind == Kind::Plain) v = std::fma(d, static_cast<float>(w), c.s.min[g][lane]);
-        else if constexpr (kind == Kind::Signed) v = d * static_cast<float>(static_cast<int8_t>(w));
-        else {
-          const int sub = c.s.sub[h][2 * lane], off = c.s.off[g][2 * lane + (h & 1)];
-          if constexpr (kind == Kind::Sub16) v = d * static_cast<float>(sub * w + off);
-          else v = std::fma(d, static_cast<float>(sub * w), c.s.min[g][lane] * static_cast<float>(off));
-        }
-        out[lane][k0 + i] = v * scale;
-      }
+    const uint8_t* p = packed + info.packed_header + static_cast<Index>(k0 / info.block) * info.packed_bytes;
+    L::scales(packed, p, n / kGroup, c.s);
+    for (int e = 0; e < n; ++e) {
+      alignas(64) float value[kLanes];
+      const I byte = b_byte(L::lanes(p, e / kGroup, e % kGroup / 4), e % 4);
+      f_store(value, f_mul(weights<L::shape.normal()>(c.s, L::offset, e, byte), f_set1(scale)));
+      for (int lane = 0; lane < kLanes; ++lane) out[lane][k0 + e] = value[lane];
+    }
   }
 }
 

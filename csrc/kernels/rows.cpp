@@ -36,55 +36,45 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
   }
 }
 
-namespace {
-
-// Symmetric int8 of one group: scale = max |x| / 127, so that |q| <= 127 always.
-inline void quantize_group(F a, F b, float top, const Quantized& to) {
-  const float d = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
-  f_to_i8(to.q, f_round(f_mul(a, f_set1(inverse))));
-  f_to_i8(to.q + 16, f_round(f_mul(b, f_set1(inverse))));
-  int first = 0, second = 0;
-  for (int i = 0; i < 16; ++i) {
-    first += to.q[i];
-    second += to.q[16 + i];
-  }
-  to.scale[0] = d;
-  to.scaled_sum[0] = d * static_cast<float>(first + second);
-  to.sum16[0] = static_cast<int16_t>(first);
-  to.sum16[1] = static_cast<int16_t>(second);
-}
-
-inline float largest(F a, F b) { return f_hmax(f_max(f_abs(a), f_abs(b))); }
-
-// x - scale * q
-inline F lost(F x, const int8_t* q, float scale) { return f_fma(f_from_i8(q), f_set1(-scale), x); }
-
-}  // namespace
-
-void quantize(const float* x, const Activations& a, int row) {
-  const int k = a.k;
+int quantize(const float* x, const Activations& a, int row, Outlier* outliers, int32_t* counts) {
   F squares = f_zero();
-  for (int i = 0; i < k; i += 16) {
-    F v = f_load(x + i);
+  for (int i = 0; i < a.k; i += 16) {
+    const F v = f_load(x + i);
     squares = f_fma(v, v, squares);
   }
-  const float bound = kOutlier * std::sqrt(f_sum(squares) / static_cast<float>(k));
-  for (int i = 0; i < k; i += kGroup) {
-    const std::ptrdiff_t at = a.first(i / kChunk * kChunk, row) + i % kChunk;
-    const Quantized main = a.main.at(at), rest = a.rest.at(at);
-    const F x0 = f_load(x + i), x1 = f_load(x + i + 16);
-    const float top = largest(x0, x1);
-    quantize_group(x0, x1, top, main);
-    uint8_t& outliers = a.outliers[static_cast<std::ptrdiff_t>(i / kChunk) * a.rows + row];
-    if (i % kChunk == 0) outliers = 0;
-    if (top > bound) {
-      outliers = static_cast<uint8_t>(outliers | 1 << (i % kChunk / kGroup));
-      const F r0 = lost(x0, main.q, main.scale[0]), r1 = lost(x1, main.q + 16, main.scale[0]);
-      quantize_group(r0, r1, largest(r0, r1), rest);
-    } else {  // nothing to add, if another row of its set has a second term
-      rest.scale[0] = rest.scaled_sum[0] = 0;
+  const F bound = f_set1(kOutlier * std::sqrt(f_sum(squares) / static_cast<float>(a.k)));
+  const F below = f_sub(f_zero(), bound);
+  int found = 0;
+  for (int k0 = 0; k0 < a.k; k0 += kChunk) {
+    const int n = min_int(kChunk, a.k - k0), before = found, c = k0 / kChunk;
+    alignas(64) float kept[kChunk];
+    F top = f_zero();
+    for (int i = 0; i < n; i += 16) {
+      const F v = f_load(x + k0 + i), size = f_abs(v);
+      const F small = f_zero_below(v, f_sub(f_zero(), size), below);  // NaN becomes 0 and no outlier
+      for (unsigned large = f_above(size, bound); large; large &= large - 1) {
+        const int at = i + __builtin_ctz(large);
+        outliers[found++] = {static_cast<uint16_t>(row % kBlockRows), static_cast<uint16_t>(at), x[k0 + at]};
+      }
+      f_store(kept + i, small);
+      top = f_max(top, f_abs(small));
     }
+    counts[c] = found - before;
+    const float most = f_hmax(top), inverse = most > 0 ? 127.0f / most : 0.0f;
+    const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(c) * a.rows + row;
+    int8_t* q = a.q + a.start(k0, row);
+    a.scale[at] = most / 127.0f;
+    for (int i = 0; i < n; i += 16) {
+      const F whole = f_round(f_mul(f_load(kept + i), f_set1(inverse)));
+      f_to_i8(q + i, whole);
+      a.sum16[16 * at + i / 16] = static_cast<int16_t>(f_sum(whole));
+    }
+    for (int g = 0; g < n / kGroup; ++g)
+      a.sum32[8 * at + g] = static_cast<int16_t>(a.sum16[16 * at + 2 * g] + a.sum16[16 * at + 2 * g + 1]);
+    for (int g = n / kGroup; g < kChunk / kGroup; ++g)
+      a.sum32[8 * at + g] = a.sum16[16 * at + 2 * g] = a.sum16[16 * at + 2 * g + 1] = 0;
   }
+  return found;
 }
 
 void gate(Act act, const float* g, const float* up, int n, float* y) {
@@ -101,7 +91,18 @@ void gate(Act act, const float* g, const float* up, int n, float* y) {
 }
 
 void add(const float* a, const float* b, int n, float* y) {
-  for (int i = 0; i < n; ++i) y[i] = a[i] + b[i];
+  for (int i = 0; i < n; i += 16) store_tail(y + i, f_add(load_tail(a + i, n - i), load_tail(b + i, n - i)), n - i);
+}
+
+void store_rows(const float* acc, int rows, int n, const float* bias, const float* residual, float* y,
+                std::ptrdiff_t stride) {
+  const F b = bias ? load_tail(bias, n) : f_zero();
+  for (int r = 0; r < rows; ++r) {
+    F v = f_load(acc + r * kLanes);
+    if (bias) v = f_add(v, b);
+    if (residual) v = f_add(v, load_tail(residual + r * stride, n));
+    store_tail(y + r * stride, v, n);
+  }
 }
 
 void softcap(float* x, std::ptrdiff_t n, float cap) {
@@ -119,21 +120,57 @@ uint64_t stream(const uint8_t* p, std::size_t n) {
   return static_cast<uint64_t>(f_sum(f_abs(f_from_i(all))));
 }
 
-int64_t dot(int64_t steps) {
+namespace {
+
+constexpr int kChains = kRows * kPanels < 4 ? 4 : kRows * kPanels;  // independent sums, as many as a pass has
+
+}  // namespace
+
+float peak_int8(int64_t steps) {
   alignas(64) uint8_t w[64];
-  int8_t a[4] = {1, 2, 3, 4};
+  const int8_t a[4] = {1, 2, 3, 4};
   for (int i = 0; i < 64; ++i) w[i] = static_cast<uint8_t>(i % 16);
-  H sum[4] = {h_zero(), h_zero(), h_zero(), h_zero()};
   B lanes = b_load(w);
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(OCTAVO_AVX_VNNI)
+  H sum[kChains];
+  for (auto& h : sum) h = h_zero();
+  const auto dot = [](H x, B b, A4 y) { return h_dot(x, b, y); };
+  const auto whole = [](H x) { return h_sum(x); };
+#else
+  I sum[kChains];
+  for (auto& h : sum) h = i_zero();
+  const auto dot = [](I x, B b, A4 y) { return i_dot(x, b, y); };
+  const auto whole = [](I x) { return x; };
+#endif
   for (int64_t s = 0; s < steps; ++s) {
-    for (auto& h : sum) {
-      opaque(lanes);
-      h = h_dot_unsigned(h, lanes, a);
-    }
+    opaque(lanes);
+    const A4 x = four(a);
+    for (int i = 0; i < kPeakMacs / 64 / kChains; ++i)
+#pragma GCC unroll 12
+      for (auto& h : sum) h = dot(h, lanes, x);
   }
   I total = i_zero();
-  for (auto& h : sum) total = i_add(total, h_sum(h));
-  return static_cast<int64_t>(f_sum(f_from_i(total)));
+  for (auto& h : sum) total = i_add(total, whole(h));
+  return f_sum(f_from_i(total));
+}
+
+float peak_f32(int64_t steps) {
+  F sum[kChains];
+  for (auto& x : sum) x = f_zero();
+  float one = 1.0f;
+  for (int64_t s = 0; s < steps; ++s) {
+    asm volatile("" : "+x"(one));  // not the same as before, as far as the compiler knows
+    const F w = f_set1(one);
+    for (int i = 0; i < kPeakMacs / 16 / kChains; ++i)
+#pragma GCC unroll 12
+      for (auto& x : sum) {
+        x = f_fma(w, w, x);
+        pin(x);
+      }
+  }
+  F total = f_zero();
+  for (auto& x : sum) total = f_add(total, x);
+  return f_sum(total);
 }
 
 }  // namespace octavo::OCTAVO_TIER

@@ -1,16 +1,22 @@
-// AVX2 + FMA + F16C: sixteen lanes are two 256-bit registers.
+// AVX2 + FMA + F16C, and with OCTAVO_AVX_VNNI its dot instruction: sixteen lanes are two 256-bit registers.
 #pragma once
 #include <immintrin.h>
 
 namespace octavo::OCTAVO_TIER {
 
-constexpr int kRows = 4;        // rows of a pass: 8 partial sums, 2 weights, 1 activation, 2 products of 16 registers
-constexpr bool kDirect = true;  // few rows read packed weights without a chunk
+constexpr int kRows = 4;  // rows of a pass: 8 partial sums, 2 weights, 1 activation, 2 products of 16 registers
+constexpr int kPanels = 1;
+constexpr int kDirectRows = 4;  // up to so many rows read packed weights without a chunk
+#if defined(OCTAVO_AVX_VNNI)
+constexpr bool kExactDots = true;
+#else
+constexpr bool kExactDots = false;
+#endif
 
 struct F { __m256 a, b; };    // 16 x f32
 struct I { __m256i a, b; };   // 16 x i32
 struct B { __m256i a, b; };   // 16 lanes x 4 bytes
-struct H { __m256i a, b; };   // 16 lanes x 2 i16 partial sums
+struct A4 { __m256i v; };     // four activations, in every lane
 
 static inline F f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 static inline void f_store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
@@ -42,6 +48,12 @@ static inline F f_scale2(F x, F n) {
 static inline F f_zero_below(F x, F y, F bound) {
   return {_mm256_and_ps(x.a, _mm256_cmp_ps(y.a, bound.a, _CMP_GE_OQ)),
           _mm256_and_ps(x.b, _mm256_cmp_ps(y.b, bound.b, _CMP_GE_OQ))};
+}
+// One bit per lane where x > bound.
+static inline unsigned f_above(F x, F bound) {
+  const int a = _mm256_movemask_ps(_mm256_cmp_ps(x.a, bound.a, _CMP_GT_OQ));
+  const int b = _mm256_movemask_ps(_mm256_cmp_ps(x.b, bound.b, _CMP_GT_OQ));
+  return static_cast<unsigned>(a | b << 8);
 }
 // Lanes [lo, hi) of x, `other` elsewhere.
 static inline F f_window(F x, int lo, int hi, float other) {
@@ -109,12 +121,38 @@ static inline float f_hmax(F x) {
 }
 
 static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline I i_set1(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline I i_load(const void* p) {
   auto* v = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
 }
+static inline void i_store(void* p, I x) {
+  auto* v = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(v, x.a);
+  _mm256_storeu_si256(v + 1, x.b);
+}
 static inline I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+static inline I i_mul(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
 static inline F f_from_i(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+static inline __m128i eight_bytes(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+static inline I i_from_i8(const int8_t* p) {
+  return {_mm256_cvtepi8_epi32(eight_bytes(p)), _mm256_cvtepi8_epi32(eight_bytes(p + 8))};
+}
+// acc + s[lane][0] * pair[0] + s[lane][1] * pair[1]; s i16 [16][2].
+static inline I i_pair(I acc, const int16_t* s, const int16_t* pair) {
+  int32_t v;
+  std::memcpy(&v, pair, 4);
+  const __m256i p = _mm256_set1_epi32(v);
+  auto* lanes = reinterpret_cast<const __m256i*>(s);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(p, _mm256_load_si256(lanes))),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(p, _mm256_load_si256(lanes + 1)))};
+}
+// Lane i of s i16 [16][2], element h.
+static inline I i_half(const int16_t* s, int h) {
+  auto half = [h](__m256i w) { return _mm256_srai_epi32(h ? w : _mm256_slli_epi32(w, 16), 16); };
+  auto* lanes = reinterpret_cast<const __m256i*>(s);
+  return {half(_mm256_load_si256(lanes)), half(_mm256_load_si256(lanes + 1))};
+}
 
 static inline B b_load(const uint8_t* p) {
   auto* v = reinterpret_cast<const __m256i*>(p);
@@ -136,47 +174,77 @@ static inline B b_shl(B x, int n, int mask) {
   return {_mm256_and_si256(_mm256_slli_epi16(x.a, n), m), _mm256_and_si256(_mm256_slli_epi16(x.b, n), m)};
 }
 static inline B b_or(B x, B y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-static inline B b_lookup(const int8_t* table, B x) {
+static inline B b_xor(B x, int byte) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(byte));
+  return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
+}
+static inline B b_lookup(const uint8_t* table, B x) {
   __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
 }
-static inline H h_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-static inline __m256i four_bytes(const int8_t* a) {
+// Byte i of each lane, unsigned.
+static inline I b_byte(B x, int i) {
+  const __m128i n = _mm_cvtsi32_si128(8 * i);
+  const __m256i m = _mm256_set1_epi32(255);
+  return {_mm256_and_si256(_mm256_srl_epi32(x.a, n), m), _mm256_and_si256(_mm256_srl_epi32(x.b, n), m)};
+}
+
+static inline A4 four(const int8_t* a) {
   int32_t v;
   std::memcpy(&v, a, 4);
-  return _mm256_set1_epi32(v);
+  return {_mm256_set1_epi32(v)};
 }
-// acc += w . a over 4 elements, w unsigned; the caller keeps |acc| < 2^15 (see Layout::flush).
+
+#if defined(OCTAVO_AVX_VNNI)
+
+// acc += w . a over 4 elements, w unsigned.
+static inline I i_dot(I acc, B w, A4 a) {
+  I out = {_mm256_dpbusd_avx_epi32(acc.a, w.a, a.v), _mm256_dpbusd_avx_epi32(acc.b, w.b, a.v)};
+  asm("" : "+x"(out.a), "+x"(out.b));
+  return out;
+}
+// Integer scales, 16 x int8 to 64 bytes as `i_scaled` wants them.
+static inline void sub_store(const int8_t* scale, void* sub) { i_store(sub, i_from_i8(scale)); }
+static inline I sub_lanes(const void* sub) { return i_load(sub); }
+static inline I i_scaled(I x, const void* sub) { return i_mul(x, i_load(sub)); }
+
+#else
+
+struct H { __m256i a, b; };  // 16 lanes x 2 i16 partial sums
+
+static inline H h_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+// acc += w . a over 4 elements, w unsigned; the caller keeps |acc| < 2^15.
 // The empty asm pins each step's sums: left alone, the compiler makes a tree of all products of a group and spills them.
-static inline H h_dot_unsigned(H acc, B w, const int8_t* a) {
-  __m256i v = four_bytes(a);
-  acc = {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, v)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, v))};
-  asm volatile("" : "+x"(acc.a), "+x"(acc.b));
+static inline H h_dot(H acc, B w, A4 v) {
+  acc = {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, v.v)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, v.v))};
+  asm("" : "+x"(acc.a), "+x"(acc.b));
   return acc;
 }
 // w signed; one step alone fills 15 bits, so it does not accumulate.
-static inline H h_dot_signed(B w, const int8_t* a) {
-  __m256i v = four_bytes(a);
-  return {_mm256_maddubs_epi16(_mm256_abs_epi8(w.a), _mm256_sign_epi8(v, w.a)),
-          _mm256_maddubs_epi16(_mm256_abs_epi8(w.b), _mm256_sign_epi8(v, w.b))};
+static inline H h_dot_signed(B w, A4 v) {
+  return {_mm256_maddubs_epi16(_mm256_abs_epi8(w.a), _mm256_sign_epi8(v.v, w.a)),
+          _mm256_maddubs_epi16(_mm256_abs_epi8(w.b), _mm256_sign_epi8(v.v, w.b))};
 }
 static inline I h_sum(H x) {
   __m256i one = _mm256_set1_epi16(1);
   return {_mm256_madd_epi16(x.a, one), _mm256_madd_epi16(x.b, one)};
 }
-// Sum of both partial sums times the lane's scale; s i16 [16][2], the scale twice.
-static inline I h_scaled(H x, const int16_t* s) {
-  return {_mm256_madd_epi16(x.a, _mm256_load_si256(reinterpret_cast<const __m256i*>(s))),
-          _mm256_madd_epi16(x.b, _mm256_load_si256(reinterpret_cast<const __m256i*>(s + 16)))};
+// Integer scales, 16 x int8 to 64 bytes as `h_scaled` wants them: i16, each twice.
+static inline void sub_store(const int8_t* scale, void* sub) {
+  auto twice = [](const int8_t* p) {
+    const __m256i w = _mm256_cvtepi8_epi32(eight_bytes(p));
+    return _mm256_blend_epi16(w, _mm256_slli_epi32(w, 16), 0xaa);
+  };
+  i_store(sub, {twice(scale), twice(scale + 8)});
 }
-// s[lane][0] * pair[0] + s[lane][1] * pair[1].
-static inline I i_pair(const int16_t* s, const int16_t* pair) {
-  int32_t v;
-  std::memcpy(&v, pair, 4);
-  __m256i p = _mm256_set1_epi32(v);
-  return {_mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s))),
-          _mm256_madd_epi16(p, _mm256_load_si256(reinterpret_cast<const __m256i*>(s + 16)))};
+static inline I sub_lanes(const void* sub) { return i_half(static_cast<const int16_t*>(sub), 0); }
+// Sum of both partial sums times the lane's scale.
+static inline I h_scaled(H x, const void* sub) {
+  auto* s = static_cast<const __m256i*>(sub);
+  return {_mm256_madd_epi16(x.a, _mm256_load_si256(s)), _mm256_madd_epi16(x.b, _mm256_load_si256(s + 1))};
 }
+
+#endif
 
 // out[2i] = factor * x[i], out[2i + 1] = factor * y[i], sixteen each.
 static inline void i16_pairs(const int8_t* x, const int8_t* y, int factor, int16_t* out) {
@@ -191,6 +259,9 @@ static inline void i16_pairs(const int8_t* x, const int8_t* y, int factor, int16
 
 // Hides from the compiler that w is the same as before.
 static inline void opaque(B& w) { asm volatile("" : "+x"(w.a), "+x"(w.b)); }
+
+// The same for a sum: what follows cannot be moved before it.
+static inline void pin(F& x) { asm volatile("" : "+x"(x.a), "+x"(x.b)); }
 
 static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 

@@ -4,12 +4,14 @@
 namespace octavo::OCTAVO_TIER {
 
 constexpr int kRows = 1;
-constexpr bool kDirect = false;
+constexpr int kPanels = 1;
+constexpr int kDirectRows = 0;
+constexpr bool kExactDots = true;
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
 struct B { uint8_t v[64]; };
-struct H { int32_t v[16][2]; };
+struct A4 { int8_t v[4]; };
 
 #define OCTAVO_EACH(expr) \
   do {                    \
@@ -33,6 +35,11 @@ static inline F f_abs(F x) { OCTAVO_EACH(std::fabs(x.v[i])); }
 static inline F f_round(F x) { OCTAVO_EACH(std::nearbyint(x.v[i])); }
 static inline F f_scale2(F x, F n) { OCTAVO_EACH(x.v[i] * std::ldexp(1.0f, static_cast<int>(n.v[i]))); }
 static inline F f_zero_below(F x, F y, F bound) { OCTAVO_EACH(y.v[i] >= bound.v[i] ? x.v[i] : 0.0f); }
+static inline unsigned f_above(F x, F bound) {
+  unsigned bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= static_cast<unsigned>(x.v[i] > bound.v[i]) << i;
+  return bits;
+}
 static inline F f_window(F x, int lo, int hi, float other) { OCTAVO_EACH(i >= lo && i < hi ? x.v[i] : other); }
 
 static inline float f16_to_f32(uint16_t h) {
@@ -108,6 +115,21 @@ static inline I i_load(const void* p) {
   std::memcpy(x.v, p, sizeof x.v);
   return x;
 }
+static inline I i_set1(int n) {
+  I x;
+  for (auto& v : x.v) v = n;
+  return x;
+}
+static inline void i_store(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
+static inline I i_mul(I x, I y) {
+  for (int i = 0; i < 16; ++i) x.v[i] *= y.v[i];
+  return x;
+}
+static inline I i_from_i8(const int8_t* p) {
+  I x;
+  for (int i = 0; i < 16; ++i) x.v[i] = p[i];
+  return x;
+}
 static inline I i_add(I x, I y) {
   for (int i = 0; i < 16; ++i) x.v[i] = static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) + static_cast<uint32_t>(y.v[i]));
   return x;
@@ -132,42 +154,42 @@ static inline B b_or(B x, B y) {
   for (int i = 0; i < 64; ++i) x.v[i] = static_cast<uint8_t>(x.v[i] | y.v[i]);
   return x;
 }
-static inline B b_lookup(const int8_t* table, B x) {
-  for (auto& v : x.v) v = static_cast<uint8_t>(table[v]);
+static inline B b_xor(B x, int byte) {
+  for (auto& v : x.v) v = static_cast<uint8_t>(v ^ byte);
   return x;
 }
-static inline H h_zero() { return {}; }
-static inline H h_dot_unsigned(H acc, B w, const int8_t* a) {
-  for (int i = 0; i < 16; ++i) {
-    acc.v[i][0] += w.v[4 * i] * a[0] + w.v[4 * i + 1] * a[1];
-    acc.v[i][1] += w.v[4 * i + 2] * a[2] + w.v[4 * i + 3] * a[3];
-  }
+static inline B b_lookup(const uint8_t* table, B x) {
+  for (auto& v : x.v) v = table[v];
+  return x;
+}
+static inline I b_byte(B x, int n) {
+  I out;
+  for (int i = 0; i < 16; ++i) out.v[i] = x.v[4 * i + n];
+  return out;
+}
+
+static inline A4 four(const int8_t* a) {
+  A4 x;
+  std::memcpy(x.v, a, 4);
+  return x;
+}
+static inline I i_dot(I acc, B w, A4 a) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 4; ++j) acc.v[i] += w.v[4 * i + j] * a.v[j];
   return acc;
 }
-static inline H h_dot_signed(B w, const int8_t* a) {
-  H acc = {};
-  const int8_t* p = reinterpret_cast<const int8_t*>(w.v);
-  for (int i = 0; i < 16; ++i) {
-    acc.v[i][0] = p[4 * i] * a[0] + p[4 * i + 1] * a[1];
-    acc.v[i][1] = p[4 * i + 2] * a[2] + p[4 * i + 3] * a[3];
-  }
+static inline I i_pair(I acc, const int16_t* s, const int16_t* pair) {
+  for (int i = 0; i < 16; ++i) acc.v[i] += s[2 * i] * pair[0] + s[2 * i + 1] * pair[1];
   return acc;
 }
-static inline I h_sum(H x) {
+static inline I i_half(const int16_t* s, int h) {
   I out;
-  for (int i = 0; i < 16; ++i) out.v[i] = x.v[i][0] + x.v[i][1];
+  for (int i = 0; i < 16; ++i) out.v[i] = s[2 * i + h];
   return out;
 }
-static inline I h_scaled(H x, const int16_t* s) {
-  I out;
-  for (int i = 0; i < 16; ++i) out.v[i] = x.v[i][0] * s[2 * i] + x.v[i][1] * s[2 * i + 1];
-  return out;
-}
-static inline I i_pair(const int16_t* s, const int16_t* pair) {
-  I out;
-  for (int i = 0; i < 16; ++i) out.v[i] = s[2 * i] * pair[0] + s[2 * i + 1] * pair[1];
-  return out;
-}
+static inline void sub_store(const int8_t* scale, void* sub) { i_store(sub, i_from_i8(scale)); }
+static inline I sub_lanes(const void* sub) { return i_load(sub); }
+static inline I i_scaled(I x, const void* sub) { return i_mul(x, i_load(sub)); }
 
 // out[2i] = factor * x[i], out[2i + 1] = factor * y[i], sixteen each.
 static inline void i16_pairs(const int8_t* x, const int8_t* y, int factor, int16_t* out) {
@@ -179,6 +201,9 @@ static inline void i16_pairs(const int8_t* x, const int8_t* y, int factor, int16
 
 // Hides from the compiler that w is the same as before.
 static inline void opaque(B& w) { asm volatile("" : : "r"(w.v) : "memory"); }
+
+// The same for a sum: what follows cannot be moved before it.
+static inline void pin(F& x) { asm volatile("" : : "r"(x.v) : "memory"); }
 
 static inline void prefetch(const void*) {}
 

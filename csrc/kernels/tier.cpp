@@ -4,18 +4,20 @@
 
 namespace octavo::OCTAVO_TIER {
 
-void panel(Format format, const uint8_t* packed, const Activations& a, int row0, int row1, float* acc) {
-  switch (kFormats[static_cast<int>(format)].block) {
-    case kChunk: return panel_supers(format, packed, a, row0, row1, acc);
-    case kGroup: return panel_blocks(format, packed, a, row0, row1, acc);
-    default: return panel_floats(format, packed, a, row0, row1, acc);
+void panels(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
+            float* const acc[2]) {
+  switch (info_of(format).family) {
+    case Family::Supers: return panels_supers(format, packed, count, a, row0, row1, acc);
+    case Family::Blocks: return panels_blocks(format, packed, count, a, row0, row1, acc);
+    case Family::Bf16:
+    case Family::Float: return panels_floats(format, packed, count, a, row0, row1, acc);
   }
 }
 
 void unpack_rows(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]) {
-  switch (kFormats[static_cast<int>(format)].block) {
-    case kChunk: return unpack_rows_supers(format, packed, k, scale, out);
-    case kGroup: return unpack_rows_blocks(format, packed, k, scale, out);
+  switch (info_of(format).family) {
+    case Family::Supers: return unpack_rows_supers(format, packed, k, scale, out);
+    case Family::Blocks: return unpack_rows_blocks(format, packed, k, scale, out);
     default: return unpack_rows_floats(format, packed, k, scale, out);
   }
 }
@@ -29,17 +31,21 @@ const Kernels OCTAVO_TABLE = {
     OCTAVO_TIER_NAME,
     OCTAVO_TIER::rms_norm,
     OCTAVO_TIER::quantize,
-    OCTAVO_TIER::panel,
+    nullptr,  // f32 for the Bf16 family
+    OCTAVO_TIER::panels,
     OCTAVO_TIER::unpack_rows,
     OCTAVO_TIER::gate,
     OCTAVO_TIER::add,
+    OCTAVO_TIER::store_rows,
     OCTAVO_TIER::softcap,
     OCTAVO_TIER::rope_kv,
     OCTAVO_TIER::attend,
     OCTAVO_TIER::attend_split,
     OCTAVO_TIER::merge_splits,
     OCTAVO_TIER::stream,
-    OCTAVO_TIER::dot,
+    OCTAVO_TIER::peak_int8,
+    OCTAVO_TIER::peak_f32,  // which the Bf16 family runs on
+    OCTAVO_TIER::peak_f32,
 };
 
 }  // namespace octavo
