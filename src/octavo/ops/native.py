@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,15 @@ from octavo.ops import _native
 from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable
 from octavo.ops.kv import KVStore
 
-__all__ = ["NativeOps", "available_tiers", "measure_dot", "measure_stream"]
+__all__ = ["NativeOps", "available_tiers", "measure_dot", "measure_stream", "storage_formats"]
 
 MAX_GROUP = 32
 MAX_HEAD_DIM = 512
+
+
+def storage_formats() -> list[str]:
+    """Storage formats that the kernels multiply with, by name."""
+    return list(_native.formats())
 
 
 def available_tiers() -> list[str]:
@@ -39,9 +45,12 @@ def measure_stream(threads: int) -> float:
 
 
 @cache
-def measure_dot(threads: int) -> float:
-    """Giga multiply-accumulates per second of `threads` threads in the int8 dot instructions alone: the ceiling."""
-    return float(_native.Context(threads, env("OCTAVO_ISA")).dot_gmac_s(0.25))
+def measure_dot(threads: int, kind: Literal["int8", "bf16", "f32"] = "int8") -> float:
+    """Giga multiply-accumulates per second of `threads` threads in the instructions alone: the ceiling.
+
+    kind: int8 dot products, bf16 ones (or what multiplies bf16 where the tier has none), f32 multiply-adds.
+    """
+    return float(_native.Context(threads, env("OCTAVO_ISA")).dot_gmac_s(0.25, kind))
 
 
 class NativeOps:
