@@ -26,7 +26,7 @@ class FixedMeter:
         self.threads = threads
 
     def sample(self) -> Rates:
-        return Rates(10.0, 100.0)
+        return Rates(10.0, 100.0, 50.0, 25.0)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,10 @@ def test_a_table_for_people(tiny_gguf: Tiny, capsys: pytest.CaptureFixture[str])
     lines = output.splitlines()
     assert lines[0].startswith(f"{path.name}, ")
     assert lines[0].endswith("12 prompt and 2 output tokens")
-    assert "limits: stream 10.0 GB/s (best 10.0), dot 100.0 GMAC/s (best 100.0); 3 samples" in lines
+    assert (
+        "limits: stream 10.0 GB/s (best 10.0), dot 100.0 GMAC/s (best 100.0), bf16 50.0 GMAC/s (best 50.0), "
+        "f32 25.0 GMAC/s (best 25.0); 3 samples"
+    ) in lines
     assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
     assert "\x1b" not in output
     assert errors == ""
@@ -81,7 +84,7 @@ def test_an_interrupt_still_writes(
         taken.append(1)
         if len(taken) == 3:
             raise KeyboardInterrupt
-        return Rates(10.0, 100.0)
+        return Rates(10.0, 100.0, 50.0, 25.0)
 
     monkeypatch.setattr(FixedMeter, "sample", sample)
     target = tmp_path / "report.json"
@@ -103,7 +106,26 @@ def test_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ]  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "kernels, matrices 64x64"
-    assert lines[-4].split()[:3] == ["linear", "Q8_0", "1"]
+    assert [line.split()[:3] for line in lines[4:6]] == [["linear", "Q8_0", "1"], ["linear", "Q8_0", "5"]]
+    # Then a line per format: bits, its peak, the share of the limit and the time at each number of rows.
+    assert lines[-2].split() == [
+        "linear",
+        "bits",
+        "packed",
+        "peak",
+        "of",
+        "limit",
+        "at",
+        "1",
+        "5",
+        "time",
+        "of",
+        "1",
+        "5",
+    ]
+    assert lines[-1].split()[:2] == ["Q8_0", "8.50"]
+    assert lines[-1].split()[3] == "int8"
+    assert lines[-1].split()[-2] == "1.00"
 
 
 @pytest.mark.parametrize(

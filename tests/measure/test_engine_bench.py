@@ -15,16 +15,16 @@ from octavo.engine.step import Engine
 from octavo.measure.engine_bench import EngineBench, bench_engine, prefill_plan
 from octavo.measure.engine_rows import EngineRun, engine_row
 from octavo.measure.limits import Rates
-from octavo.measure.model_cost import ModelCost
+from octavo.measure.model_cost import MatrixMacs, ModelCost
 from octavo.measure.overhead import StepCost
 
 Tiny = Callable[..., Path]
 
 
 class FixedMeter:
-    """Limits that do not change."""
+    """Limits that do not change, and that no machine reaches."""
 
-    def __init__(self, rates: Rates = Rates(10.0, 100.0)) -> None:  # noqa: B008
+    def __init__(self, rates: Rates = Rates(1e4, 1e6, 5e5, 2e5)) -> None:  # noqa: B008
         self.rates, self.calls = rates, 0
 
     def sample(self) -> Rates:
@@ -59,14 +59,16 @@ def test_a_report_has_a_row_for_each_batch(tiny_gguf: Tiny, backend: str) -> Non
             assert row[f"{phase}_limit_fraction_best"] == pytest.approx(
                 row[f"{phase}_tok_s_best"] / row[f"{phase}_limit_tok_s"], rel=1e-4
             )
+        assert 0 < row["prefill_attention_fraction"] < 1
         assert len(row["runs"]) == 2
+        assert row["runs"][0]["f32_gmac_s"] == 2e5
         assert row["split"]["run_ms"] <= row["split"]["step_ms"]
     # Before the first run and after each of 2 x 2: a sample on either side of every run.
     assert meter.calls == found["host"]["limit_samples"] == 5
     assert len(lines) == 4
     assert "batch 3, repeat 2 of 2" in lines[-1]
     assert found["host"]["backend"] == backend
-    assert found["host"]["stream_gb_s"] == 10.0
+    assert found["host"]["stream_gb_s"] == 1e4
 
 
 @pytest.mark.skipif(not NATIVE, reason="the native extension is not built")
@@ -85,6 +87,7 @@ def test_the_reference_backend_says_that_it_has_no_limits(tiny_gguf: Tiny, monke
     report = bench_engine(tiny_gguf(), bench(batches=(1,), repeats=1))
     (row,) = report.rows
     assert row["decode_limit_fraction"] is row["prefill_limit_fraction"] is row["split"]["native_ms"] is None
+    assert row["prefill_attention_fraction"] is None
     assert any("reference backend" in note for note in report.notes)
 
 
@@ -165,12 +168,13 @@ def test_a_missing_model_is_said() -> None:
 
 
 def test_medians_bests_and_fractions() -> None:
-    cost = ModelCost(stream_bytes=10**9, layer_macs=10**8, head_macs=0, position_bytes=0, windows=(0,))
+    matrices = MatrixMacs({"int8": 10**8}, {"int8": 0})
+    cost = ModelCost(stream_bytes=10**9, matrices=matrices, position_bytes=0, position_macs=10**6, windows=(0,))
     split = StepCost(
         steps=2, wall_s=0.4, native_s=0.3, native_calls=10, schedule_s=0, run_s=0.35, sample_s=0, commit_s=0
     )
     runs = [
-        EngineRun(8.0, 1, (4,), (0.5, 0.5), Rates(4.0, 1.0)),
+        EngineRun(8.0, 1, (4,), (0.5, 0.5), Rates(4.0, 1.0, None, 1.0)),
         EngineRun(4.0, 1, (4,), (1.0, 1.0), Rates(2.0, 2.0)),
         EngineRun(16.0, 1, (4,), (4.0, 4.0), Rates(1.0, 1.0), split),
     ]
@@ -182,6 +186,8 @@ def test_medians_bests_and_fractions() -> None:
     # Forty tokens of 0.1 GMAC at 1, 2 and 1 GMAC/s: 4 of 8 s, 2 of 4 s, 4 of 16 s; the best run at the best rate.
     assert row["prefill_limit_fraction"] == 0.5
     assert row["prefill_limit_fraction_best"] == 0.5
+    # 40 * 41 / 2 positions of 10^6 products at 1 GMAC/s, 0.82 s, in the one run of 8 s that knows the f32 peak.
+    assert row["prefill_attention_fraction"] == pytest.approx(0.1025)
     assert row["prefill_tok_s"] == 5
     assert row["split"]["outside_native_fraction"] == pytest.approx(0.25)
     assert row["split"]["native_ms"] == pytest.approx(150)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from helpers.engines import NATIVE
 from octavo.core.errors import ConfigError, UnsupportedModelError
-from octavo.measure import kernel_cases
+from octavo.measure import kernel_bench, kernel_cases
 from octavo.measure.kernel_bench import KernelBench, bench_kernels, kernel_row, time_calls
 from octavo.measure.kernel_cases import Case, copies_past_cache, linear_cases
 from octavo.measure.limits import Rates
@@ -21,16 +22,16 @@ needs_native = pytest.mark.skipif(not NATIVE, reason="the native extension is no
 
 class FixedMeter:
     def sample(self) -> Rates:
-        return Rates(10.0, 100.0)
+        return Rates(10.0, 100.0, 50.0, 25.0)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Data that fits the cache of a test: few copies, a short context."""
     monkeypatch.setattr(kernel_cases, "MAX_COPIES", 3)
-    monkeypatch.setattr(kernel_cases, "DECODE_CONTEXTS", (32, 64))
-    monkeypatch.setattr(kernel_cases, "PREFILL_TOKENS", 32)
-    monkeypatch.setattr(kernel_cases, "ATTENTION", AttentionSpec(heads=4, kv_heads=2, head_dim=16, scale=0.25))
+    monkeypatch.setattr(kernel_cases, "CONTEXT", 64)
+    shapes = tuple(AttentionSpec(heads, 2, head_dim=16, scale=0.25) for heads in (4, 6))
+    monkeypatch.setattr(kernel_cases, "ATTENTION", shapes)
 
 
 @needs_native
@@ -42,17 +43,27 @@ def test_every_op_gets_its_rows() -> None:
     assert [kind for kind in kinds if kind[0] == "linear"] == [
         ("linear", "Q4_K", 1), ("linear", "Q4_K", 3), ("linear", "F32", 1), ("linear", "F32", 3)
     ]  # fmt: skip
-    assert kinds.count(("attention", "float16", 1)) == 2
-    assert kinds.count(("attention", "bfloat16", 32)) == 1
+    assert kinds.count(("attention", "float16", 1)) == kinds.count(("attention", "bfloat16", 64)) == 2
+    attention = [row for row in found["rows"] if row["op"] == "attention"]
+    assert {(row["phase"], row["heads"], row["kv_heads"], row["context"], row["peak"]) for row in attention} == {
+        (phase, heads, 2, 64, "f32") for phase in ("decode", "prefill") for heads in (4, 6)
+    }
     assert [kind for kind in kinds if kind[0] == "rms_norm"] == [("rms_norm", None, 1), ("rms_norm", None, 3)]
     assert ("embedding", "F32", 3) in kinds
     for row in found["rows"]:
         assert row["calls"] >= 5
         assert 0 < row["time_us_best"] <= row["time_us"]
         assert row["stream_fraction"] is None, "data in a cache says nothing about the stream rate"
-        assert (row["dot_fraction"] is None) == (row["op"] != "linear" or row["format"] == "F32")
+        multiplies = row["op"] in ("linear", "attention")
+        assert (row["peak_fraction"] is not None) == (row["limit"] == "dot") == multiplies
+    assert {row["format"]: row["peak"] for row in found["rows"] if row["op"] == "linear"} == {
+        "Q4_K": "int8",
+        "F32": "f32",
+    }
+    assert found["rows"][0]["bits"] == 4.5
     assert found["rows"][0]["relative_time"] == 1
     assert found["host"]["limit_samples"] == 1 + 2 + 1 + 1 + 2
+    assert [found["host"][f"{name}_gmac_s"] for name in ("dot", "bf16", "f32")] == [100, 50, 25]
 
 
 @needs_native
@@ -84,6 +95,18 @@ def test_an_interrupt_keeps_what_there_is() -> None:
     assert [row["format"] for row in report.rows] == ["F32", "F16"]
 
 
+@needs_native
+@pytest.mark.usefixtures("small")
+def test_every_format_of_the_extension_is_measured() -> None:
+    from octavo.ops.native import storage_formats
+
+    wanted = KernelBench(ops=("linear", "embedding"), rows=16, columns=256, tokens=(1,), threads=1, seconds=1e-6)
+    report = bench_kernels(wanted, meter=FixedMeter())
+    assert report.notes == []
+    for op in wanted.ops:
+        assert [row["format"] for row in report.rows if row["op"] == op] == storage_formats()
+
+
 def test_a_case_computes_what_it_says() -> None:
     (case,) = linear_cases(ReferenceOps(), "Q8_0", 64, 32, [2])
     results = [call() for call in case.calls]
@@ -111,17 +134,34 @@ def test_calls_take_turns_and_the_first_is_not_counted() -> None:
     assert called == [1, 0, 1, 0, 1, 0]
 
 
+def test_long_calls_are_timed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 4))
+    monkeypatch.setattr(kernel_bench.time, "perf_counter", lambda: float(next(now)))
+    assert time_calls([lambda: None], 0.25) == [4.0, 4.0]
+
+
 def test_fractions_of_the_limits() -> None:
-    case = Case({"op": "linear"}, [], moved_bytes=10**9, cold=True, macs=10**10, dot=True)
-    row = kernel_row(case, [0.2, 0.25, 0.3], Rates(10.0, 100.0))
+    rates = Rates(10.0, 100.0, 50.0, 200.0)
+    case = Case({"op": "linear"}, [], moved_bytes=10**9, cold=True, macs=10**10, kind="int8")
+    row = kernel_row(case, [0.2, 0.25, 0.3], rates)
     assert (row["gb_s"], row["stream_fraction"]) == (4.0, pytest.approx(0.4))
-    assert (row["gmac_s"], row["dot_fraction"]) == (40.0, pytest.approx(0.4))
+    assert (row["gmac_s"], row["peak"], row["peak_fraction"]) == (40.0, "int8", pytest.approx(0.4))
     assert row["limit"] in ("stream", "dot")
     assert row["limit_fraction"] == pytest.approx(0.4)
     assert row["limit_fraction_best"] == pytest.approx(0.5)
     assert row["gb_s_best"] == pytest.approx(5.0)
-    warm = kernel_row(Case({"op": "rms_norm"}, [], moved_bytes=8, cold=False), [1.0], Rates(10.0, 100.0))
-    assert warm["limit"] is warm["limit_fraction"] is warm["gmac_s"] is warm["stream_fraction"] is None
+    # In bf16 the peak is the tighter limit; in f32 it is memory, unless the data lies in a cache.
+    found = {}
+    for kind, cold in (("bf16", True), ("f32", True), ("f32", False)):
+        again = kernel_row(replace(case, kind=kind, cold=cold), [0.25], rates)
+        found[kind, cold] = (again["limit"], again["limit_fraction"], again["peak_fraction"])
+    assert found == {
+        ("bf16", True): ("dot", pytest.approx(0.8), pytest.approx(0.8)),
+        ("f32", True): ("stream", pytest.approx(0.4), pytest.approx(0.2)),
+        ("f32", False): ("dot", pytest.approx(0.2), pytest.approx(0.2)),
+    }
+    warm = kernel_row(Case({"op": "rms_norm"}, [], moved_bytes=8, cold=False), [1.0], rates)
+    assert warm["limit"] is warm["limit_fraction"] is warm["gmac_s"] is warm["stream_fraction"] is warm["peak"] is None
 
 
 def test_impossible_values_are_refused() -> None:

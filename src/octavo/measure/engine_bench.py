@@ -30,7 +30,7 @@ from octavo.formats.gguf import GGUFFile
 from octavo.formats.references import resolve
 from octavo.measure.engine_rows import EngineRun, engine_row
 from octavo.measure.limits import LimitMeter, Meter, Rates, mean_rates
-from octavo.measure.model_cost import ModelCost
+from octavo.measure.model_cost import MatrixMacs, ModelCost
 from octavo.measure.overhead import measure_steps
 from octavo.measure.report import Report, host_row
 from octavo.models.config import ModelConfig
@@ -107,10 +107,11 @@ def bench_engine(
     path = resolve(fspath(model))
     with GGUFFile.open(path) as file:
         shape = ModelConfig.from_gguf(file)
+        matrices = MatrixMacs.of(file.tensors)
     split_steps = _split_steps(bench, shape)
     loaded = load(path, _options(bench, shape, split_steps), lambda line: None)
     with _engine(loaded) as engine:
-        cost = ModelCost.of(loaded.model, loaded.config.kv_cache_dtype)
+        cost = ModelCost.of(loaded.model, matrices, loaded.config.kv_cache_dtype)
         limits = LimitMeter(loaded.config.threads) if meter is None else meter
         samples: list[Rates] = []
         runs: dict[int, list[EngineRun]] = {batch: [] for batch in bench.batches}

@@ -37,6 +37,9 @@ def engine_row(batch: int, prompt_tokens: int, runs: Sequence[EngineRun], cost: 
     *_tok_s: tokens per second of the whole batch, median of the runs; *_best: of the best run. *_limit_tok_s: what the
     limits, as they were during the runs, would allow (mean); *_limit: which of them, stream or dot.
     *_limit_fraction: median of each run's share of the limits around it; *_best: the best run against the best limits.
+    prefill_attention_fraction: time of attention's products at the f32 peak over the time taken. The limit leaves them
+    out, so the two fractions together are the share of the time that the machine needs.
+    split: where the time of a decode step goes.
     """
     steps = len(runs[0].step_s)
 
@@ -54,21 +57,20 @@ def engine_row(batch: int, prompt_tokens: int, runs: Sequence[EngineRun], cost: 
         "repeats": len(runs),
         **_phase("prefill", batch * prompt_tokens, runs, lambda run: run.prefill_s, prefill),
         **_phase("decode", batch * steps, runs, lambda run: sum(run.step_s), decode),
+        "prefill_attention_fraction": _attention_fraction(batch, prompt_tokens, runs, cost),
         "prefill_steps": runs[0].prefill_steps,
         "first_token_s": median(run.prefill_s for run in runs),
         "decode_step_ms": median(1e3 * second for run in runs for second in run.step_s),
         "decode_step_ms_best": min(1e3 * second for run in runs for second in run.step_s),
         "split": splits[-1].as_json() if splits else None,
-        "runs": [
-            {
-                "prefill_s": run.prefill_s,
-                "decode_s": sum(run.step_s),
-                "stream_gb_s": run.rates.stream_gb_s,
-                "dot_gmac_s": run.rates.dot_gmac_s,
-            }
-            for run in runs
-        ],
+        "runs": [{"prefill_s": run.prefill_s, "decode_s": sum(run.step_s), **run.rates.as_json()} for run in runs],
     }
+
+
+def _attention_fraction(batch: int, prompt_tokens: int, runs: Sequence[EngineRun], cost: ModelCost) -> float | None:
+    seconds = [(cost.attention_limit_s(batch, prompt_tokens, run.rates), run.prefill_s) for run in runs]
+    known = [least / taken for least, taken in seconds if least is not None]
+    return median(known) if known else None
 
 
 def _phase(

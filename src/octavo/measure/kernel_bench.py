@@ -1,16 +1,16 @@
-"""The native ops one by one, as fractions of what memory and dot unit can do while they are measured."""
+"""The native ops one by one, as fractions of what memory and multipliers can do while they are measured."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from octavo.core.errors import ConfigError, UnsupportedModelError
 from octavo.core.host import default_threads
-from octavo.formats.ggml import FORMATS, find_format
+from octavo.formats.ggml import find_format
 from octavo.measure.kernel_cases import Case, attention_cases, embedding_cases, linear_cases, norm_cases
 from octavo.measure.limits import LimitMeter, Meter, Rates, mean_rates
 from octavo.measure.model_cost import limit_of
@@ -22,6 +22,8 @@ __all__ = ["OPS", "KernelBench", "bench_kernels", "kernel_row"]
 
 OPS = ("linear", "attention", "rms_norm", "embedding")
 MIN_CALLS = 5
+# Long calls (a prompt of 8k tokens) are timed only twice if more would take longer than this.
+PATIENCE_S = 3.0
 
 Log = Callable[[str], None]
 
@@ -30,8 +32,8 @@ Log = Callable[[str], None]
 class KernelBench:
     """What to run.
 
-    ops: among OPS. formats: storage formats; empty: all that the backend knows. rows, columns: of the weight matrix,
-    N x K. tokens: row counts M of the input. threads: None: as an engine would choose. seconds: for each row.
+    ops: among OPS. formats: storage formats; empty: all that the C++ extension knows. rows, columns: of the weight
+    matrix, N x K. tokens: row counts M of the input. threads: None: as an engine would choose. seconds: for each row.
 
     Raises ConfigError: an unknown op, or a value out of range; UnsupportedModelError: an unknown format.
     """
@@ -94,8 +96,8 @@ def time_calls(calls: Sequence[Callable[[], object]], seconds: float) -> list[fl
     clock = time.perf_counter
     times: list[float] = []
     calls[-1]()
-    end = clock() + seconds
-    while len(times) < MIN_CALLS or clock() < end:
+    begin = clock()
+    while (elapsed := clock() - begin) < seconds or len(times) < (2 if elapsed > PATIENCE_S else MIN_CALLS):
         call = calls[len(times) % len(calls)]
         start = clock()
         call()
@@ -106,14 +108,14 @@ def time_calls(calls: Sequence[Callable[[], object]], seconds: float) -> list[fl
 def kernel_row(case: Case, times: Sequence[float], rates: Rates) -> dict[str, Any]:
     """One row of the report: rates of the median call and the best one, and the median's share of each limit.
 
-    gb_s counts the bytes a call must move, gmac_s its multiply-accumulates. limit: which limit is the tighter one;
-    limit_fraction: time at that limit over time taken. A limit that does not apply (data in a cache, float arithmetic)
-    or is not known gives None.
+    gb_s counts the bytes a call must move, gmac_s its multiply-accumulates; peak: what is multiplied (int8, bf16, f32),
+    so which peak peak_fraction is of. limit: which limit is the tighter one (stream, dot); limit_fraction: time at that
+    limit over time taken. A limit that does not apply (data in a cache, nothing multiplied) or is not known gives None.
     """
     typical, best = median(times), min(times)
     stream = rates.stream_gb_s if case.cold else None
-    dot = rates.dot_gmac_s if case.dot else None
-    limit = limit_of(case.moved_bytes, case.macs, Rates(stream, dot))
+    peak = rates.peak_gmac_s(case.kind) if case.macs else None
+    limit = limit_of(case.moved_bytes, {case.kind: case.macs}, rates if case.cold else replace(rates, stream_gb_s=None))
     gb_s, gmac_s = case.moved_bytes / typical / 1e9, case.macs / typical / 1e9
     return {
         **case.labels,
@@ -125,7 +127,8 @@ def kernel_row(case: Case, times: Sequence[float], rates: Rates) -> dict[str, An
         "stream_fraction": None if stream is None else gb_s / stream,
         "gmac_s": gmac_s if case.macs else None,
         "gmac_s_best": gmac_s * typical / best if case.macs else None,
-        "dot_fraction": None if dot is None else gmac_s / dot,
+        "peak": case.kind if case.macs else None,
+        "peak_fraction": None if peak is None else gmac_s / peak,
         "limit": None if limit is None else limit.bound,
         "limit_fraction": None if limit is None else limit.seconds / typical,
         "limit_fraction_best": None if limit is None else limit.seconds / best,
@@ -144,7 +147,9 @@ def _relative(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _groups(bench: KernelBench, ops: Ops) -> Iterator[tuple[str, Iterator[Case]]]:
     """Groups of cases that share their data, which is made when a group is begun and dropped with it."""
-    formats = bench.formats or tuple(FORMATS)
+    from octavo.ops.native import storage_formats  # there, since `ops` is a native backend
+
+    formats = bench.formats or tuple(storage_formats())
     few = tuple(sorted({min(bench.tokens), max(bench.tokens)}))
     if "linear" in bench.ops:
         for dtype in formats:

@@ -15,6 +15,7 @@ import numpy as np
 
 from octavo.core.batch import RaggedBatch
 from octavo.core.host import host_facts
+from octavo.measure.limits import Kind, kind_of_format
 from octavo.measure.random_weights import random_tensor
 from octavo.ops.api import F32, AttentionSpec, Norm, Ops
 from octavo.ops.kv import KV_DTYPES, KVStore
@@ -28,10 +29,9 @@ UNKNOWN_CACHE_BYTES = 64 << 20
 # Tiny matrices would need tens of thousands of copies; they are measured in the cache, and the report says so.
 MAX_COPIES = 256
 
-# The shape of an 8B model's attention: 4 query heads per KV head.
-ATTENTION = AttentionSpec(heads=32, kv_heads=8, head_dim=128, scale=128**-0.5)
-DECODE_CONTEXTS = (512, 4096)
-PREFILL_TOKENS = 512
+# Attention as Llama 3 8B has it, 4 query heads per KV head, and as Qwen2.5 1.5B, 6.
+ATTENTION = tuple(AttentionSpec(heads, kv, head_dim=128, scale=128**-0.5) for heads, kv in ((32, 8), (12, 2)))
+CONTEXT = 8192
 PAGE = 32
 
 
@@ -41,7 +41,7 @@ class Case:
 
     labels: what it is, in the report's words. calls: do the same on different copies of the data, in turn.
     moved_bytes: read (and for ops without weights, written) by a call. cold: they come from memory, so the stream rate
-    is a limit. macs: multiply-accumulates of a call. dot: on the int8 dot unit, so its peak is a limit.
+    is a limit. macs: multiply-accumulates of a call, of this kind; the peak of which is a limit.
     """
 
     labels: dict[str, Any]
@@ -49,7 +49,7 @@ class Case:
     moved_bytes: int
     cold: bool
     macs: int = 0
-    dot: bool = False
+    kind: Kind = "f32"
 
 
 def copies_past_cache(size_bytes: int) -> tuple[int, bool]:
@@ -65,21 +65,23 @@ def copies_past_cache(size_bytes: int) -> tuple[int, bool]:
 def linear_cases(ops: Ops, dtype: str, rows: int, columns: int, tokens: Sequence[int]) -> Iterator[Case]:
     """x [M, K] times a matrix [N, K] in this format, for each M.
 
+    bits: per weight, scales included, as stored; packed_bits: as packed, which is what moves.
     Raises UnsupportedModelError (a format without a kernel), ConfigError (K does not divide into its blocks).
     """
     tensor = random_tensor(dtype, rows, columns)
     first = ops.pack([tensor])
     count, cold = copies_past_cache(first.packed_bytes)
     packed = [first, *(ops.pack([tensor]) for _ in range(count - 1))]
+    bits = {"bits": 8 * tensor.data.nbytes / (rows * columns), "packed_bits": 8 * first.packed_bytes / (rows * columns)}
     for m in tokens:
         x = _activations(m, columns)
         yield Case(
-            labels={"op": "linear", "format": dtype, "shape": [rows, columns], "tokens": m},
+            labels={"op": "linear", "format": dtype, "shape": [rows, columns], "tokens": m, **bits},
             calls=[partial(ops.linear, x, w) for w in packed],
             moved_bytes=first.packed_bytes,
             cold=cold,
             macs=m * rows * columns,
-            dot=dtype not in ("F32", "F16", "BF16"),
+            kind=kind_of_format(dtype),
         )
 
 
@@ -109,38 +111,41 @@ def norm_cases(ops: Ops, columns: int, tokens: Sequence[int]) -> Iterator[Case]:
 
 
 def attention_cases(ops: Ops) -> Iterator[Case]:
-    """Per KV format: one query over long contexts, and a whole prompt. Pages lie where no cache holds them all."""
-    spec = ATTENTION
+    """Per KV format and shape: one query at the end of a long context, and a prompt of its length as a whole.
+
+    Pages lie where no cache holds them all.
+    """
     for dtype in KV_DTYPES:
-        token_bytes = KVStore.page_bytes(1, PAGE, spec.kv_heads, spec.head_dim, dtype) // PAGE
-        longest = max(DECODE_CONTEXTS)
-        count, cold = copies_past_cache(longest * token_bytes)
-        kv = _filled_store(count * longest // PAGE, dtype)
-        for context in DECODE_CONTEXTS:
-            yield _attention_case(ops, kv, context, 1, {"phase": "decode"}, cold)
-        yield _attention_case(ops, kv, PREFILL_TOKENS, PREFILL_TOKENS, {"phase": "prefill"}, False)
+        for spec in ATTENTION:
+            token_bytes = KVStore.page_bytes(1, PAGE, spec.kv_heads, spec.head_dim, dtype) // PAGE
+            count, cold = copies_past_cache(CONTEXT * token_bytes)
+            kv = _filled_store(count * CONTEXT // PAGE, dtype, spec)
+            yield _attention_case(ops, kv, spec, 1, {"phase": "decode"}, cold)
+            yield _attention_case(ops, kv, spec, CONTEXT, {"phase": "prefill"}, False)
 
 
-def _attention_case(ops: Ops, kv: KVStore, context: int, tokens: int, labels: dict[str, Any], cold: bool) -> Case:
+def _attention_case(
+    ops: Ops, kv: KVStore, spec: AttentionSpec, tokens: int, labels: dict[str, Any], cold: bool
+) -> Case:
     """The last `tokens` of a context; each call sees other pages."""
-    spec = ATTENTION
-    pages = context // PAGE
+    pages = CONTEXT // PAGE
     q = _activations(tokens, spec.heads * spec.head_dim)
     tables = [np.arange(at, at + pages, dtype=np.int32)[None] for at in range(0, kv.num_pages - pages + 1, pages)]
     batches = [
         RaggedBatch(
             tokens=np.zeros(tokens, np.int32),
-            positions=np.arange(context - tokens, context, dtype=np.int32),
+            positions=np.arange(CONTEXT - tokens, CONTEXT, dtype=np.int32),
             query_starts=np.array([0, tokens], np.int32),
-            kv_lens=np.array([context], np.int32),
+            kv_lens=np.array([CONTEXT], np.int32),
             page_tables=table,
             logit_rows=np.zeros(0, np.int32),
         )
         for table in tables
     ]
-    seen = sum(range(context - tokens + 1, context + 1))
+    shape = {"heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
+    seen = sum(range(CONTEXT - tokens + 1, CONTEXT + 1))
     return Case(
-        labels={"op": "attention", "kv_dtype": kv.dtype, **labels, "context": context, "tokens": tokens},
+        labels={"op": "attention", "kv_dtype": kv.dtype, **labels, "context": CONTEXT, "tokens": tokens, **shape},
         calls=[partial(ops.attention, q, kv, 0, batch, spec) for batch in batches],
         moved_bytes=KVStore.page_bytes(1, PAGE, spec.kv_heads, spec.head_dim, kv.dtype) * pages,
         cold=cold,
@@ -148,9 +153,9 @@ def _attention_case(ops: Ops, kv: KVStore, context: int, tokens: int, labels: di
     )
 
 
-def _filled_store(pages: int, dtype: str) -> KVStore:
+def _filled_store(pages: int, dtype: str, spec: AttentionSpec) -> KVStore:
     """One layer of random keys and values. Pages left as they were made would all be the system's one zero page."""
-    kv = KVStore(1, pages, PAGE, ATTENTION.kv_heads, ATTENTION.head_dim, dtype)
+    kv = KVStore(1, pages, PAGE, spec.kv_heads, spec.head_dim, dtype)
     values = np.random.default_rng(0).standard_normal(kv.k[0][0].size, np.float32)
     page = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(kv.k[0].dtype)
     kv.k[0][:] = page.reshape(kv.k[0][0].shape)

@@ -7,23 +7,52 @@ compared with them; a single measurement at the start would judge them all by on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-__all__ = ["LimitMeter", "Meter", "Rates", "best_rates", "mean_rates", "median_rates", "rates_as_json"]
+__all__ = [
+    "Kind",
+    "LimitMeter",
+    "Meter",
+    "Rates",
+    "best_rates",
+    "kind_of_format",
+    "mean_rates",
+    "median_rates",
+    "rates_as_json",
+]
+
+Kind = Literal["int8", "bf16", "f32"]
+"""What is multiplied: int8 by the dot unit, bf16 by what the tier has for it (else f32), f32 by multiply-add."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """One sample. None: not measured (no C++ extension in use, or one without this measurement).
+    """One sample. None: not measured (no C++ extension in use).
 
-    stream_gb_s: 10^9 bytes per second read from memory. dot_gmac_s: 10^9 multiply-accumulates per second of the int8
-    dot products of the tier in use.
+    stream_gb_s: 10^9 bytes per second read from memory. The others: 10^9 multiply-accumulates per second of the
+    instructions alone that the tier in use has for int8 dot products (dot), for bf16 and for f32.
     """
 
     stream_gb_s: float | None = None
     dot_gmac_s: float | None = None
+    bf16_gmac_s: float | None = None
+    f32_gmac_s: float | None = None
+
+    def peak_gmac_s(self, kind: Kind) -> float | None:
+        """The peak of this kind of product."""
+        return {"int8": self.dot_gmac_s, "bf16": self.bf16_gmac_s, "f32": self.f32_gmac_s}[kind]
+
+    def as_json(self) -> dict[str, float | None]:
+        return asdict(self)
+
+
+def kind_of_format(dtype: str) -> Kind:
+    """How the native backend multiplies weights stored in this format, so which peak is their limit."""
+    if dtype in ("F32", "F16"):
+        return "f32"
+    return "bf16" if dtype == "BF16" or dtype.startswith("FP8") else "int8"
 
 
 class Meter(Protocol):
@@ -33,35 +62,27 @@ class Meter(Protocol):
 
 
 class LimitMeter:
-    """Samples both limits with the C++ extension, about a quarter of a second each.
+    """Samples all limits with the C++ extension, about a quarter of a second each.
 
     threads: as many as the benchmark uses; None (the reference backend has none): every sample is empty.
     missing: what cannot be measured here, in words; empty if all can.
     """
 
     def __init__(self, threads: int | None) -> None:
+        self._threads = threads
         self.missing = ""
-        self._stream: Callable[[int], float] | None = None
-        self._dot: Callable[[int], float] | None = None
-        self._threads = threads or 1
         if threads is None:
             self.missing = "the reference backend is in use, so the machine's limits are not measured"
-            return
-        from octavo.ops import native
-
-        self._stream = _uncached(native.measure_stream)
-        dot = getattr(native, "measure_dot", None)
-        if dot is None:
-            self.missing = "this build of the extension measures no dot-product peak, so fractions of it are missing"
-        else:
-            self._dot = _uncached(dot)
 
     def sample(self) -> Rates:
-        """Both limits, now."""
-        return Rates(
-            stream_gb_s=None if self._stream is None else self._stream(self._threads),
-            dot_gmac_s=None if self._dot is None else self._dot(self._threads),
-        )
+        """All limits, now."""
+        if self._threads is None:
+            return Rates()
+        from octavo.ops import native
+
+        stream, dot = _uncached(native.measure_stream), _uncached(native.measure_dot)
+        peaks = [dot(self._threads, kind) for kind in ("int8", "bf16", "f32")]
+        return Rates(stream(self._threads), *peaks)
 
 
 def mean_rates(samples: Sequence[Rates]) -> Rates:
@@ -81,23 +102,17 @@ def best_rates(samples: Sequence[Rates]) -> Rates:
 
 def rates_as_json(samples: Sequence[Rates]) -> dict[str, Any]:
     """Median and best of all samples under the names that reports use."""
-    typical, best = median_rates(samples), best_rates(samples)
-    return {
-        "stream_gb_s": typical.stream_gb_s,
-        "stream_gb_s_best": best.stream_gb_s,
-        "dot_gmac_s": typical.dot_gmac_s,
-        "dot_gmac_s_best": best.dot_gmac_s,
-        "limit_samples": len(samples),
-    }
+    best = best_rates(samples).as_json()
+    both = {name: {name: rate, f"{name}_best": best[name]} for name, rate in median_rates(samples).as_json().items()}
+    return {key: rate for each in both.values() for key, rate in each.items()} | {"limit_samples": len(samples)}
 
 
 def _combine(samples: Sequence[Rates], function: Callable[[list[float]], float]) -> Rates:
-    streams = [s.stream_gb_s for s in samples if s.stream_gb_s is not None]
-    dots = [s.dot_gmac_s for s in samples if s.dot_gmac_s is not None]
-    return Rates(function(streams) if streams else None, function(dots) if dots else None)
+    known = {each.name: [r for s in samples if (r := getattr(s, each.name)) is not None] for each in fields(Rates)}
+    return Rates(**{name: function(rates) if rates else None for name, rates in known.items()})
 
 
-def _uncached(function: Callable[[int], float]) -> Callable[[int], float]:
+def _uncached(function: Callable[..., float]) -> Callable[..., float]:
     """The function behind functools.cache: each sample has to be a new one."""
-    plain: Callable[[int], float] = getattr(function, "__wrapped__", function)
+    plain: Callable[..., float] = getattr(function, "__wrapped__", function)
     return plain

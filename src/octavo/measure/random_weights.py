@@ -64,10 +64,9 @@ def _blocks(form: BlockFormat, rng: np.random.Generator, count: int) -> NDArray[
 
 
 def _scaled_bytes(form: BlockFormat, rng: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
-    """u8 [rows, row_bytes]: an f32 scale before each row or block, then any int8, or E4M3 from a normal distribution."""
-    block, count = (
-        (columns, rows) if form.header_bytes else (form.block_elements, rows * columns // form.block_elements)
-    )
+    """u8 [n, 4 + block]: the f32 scale of each row or block, then any int8, or E4M3 from a normal distribution."""
+    block = columns if form.header_bytes else form.block_elements
+    count = rows if form.header_bytes else rows * columns // block
     data = np.empty((count, 4 + block), np.uint8)
     if form.name == "INT8":
         data[:, 4:] = rng.integers(0, 256, (count, block), dtype=np.uint8)
