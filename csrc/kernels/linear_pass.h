@@ -4,12 +4,25 @@
 
 namespace octavo::OCTAVO_TIER {
 
+#if defined(__AVX2__)  // sums live in registers only where their loops are unrolled; plain C++ has none to lose
 #define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#else
+#define OCTAVO_UNROLL
+#endif
 
 // Where the bytes of step u of group g of panel i come from.
 struct FromChunk {
   const Chunk* c;
-  void prefetch_group(Index) const {}
+  // To be read next: the activations and the sums of the following rows, and a stretch of each panel's next chunk.
+  const int8_t* rows;
+  Index row_bytes;
+  const uint8_t* panel[kPanels];
+  Index panel_bytes;
+  void prefetch_group(Index g) const {
+    for (Index b = g * row_bytes / kGroups; b < (g + 1) * row_bytes / kGroups; b += 64) prefetch(rows + b);
+    for (int i = 0; i < kPanels; ++i)
+      for (Index b = g * panel_bytes / kGroups; b < (g + 1) * panel_bytes / kGroups; b += 64) prefetch(panel[i] + b);
+  }
   B operator()(int i, Index g, Index u) const { return b_load(c[i].w[8 * g + u]); }
 };
 template <Format format> struct FromPacked {

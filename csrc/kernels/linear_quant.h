@@ -75,9 +75,13 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const Activations
       continue;
     }
     for (int i = 0; i < kPanels; ++i) unpack<format>(p[i], groups, c[i]);
-    const FromChunk source = {c};
+    FromChunk source = {c, nullptr, 0, {}, static_cast<Index>(info.packed_bytes) * kChunk / info.block / passes};
     for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 9 = 5 + 4
       const int n = (rows - r + passes - pass - 1) / (passes - pass);
+      const Index width = min_int(kChunk, a.k - k0);
+      source.row_bytes = n * width;
+      source.rows = a.q + a.start(k0, row0 + r) + source.row_bytes;
+      for (int i = 0; i < kPanels; ++i) source.panel[i] = p[i] + source.panel_bytes * (passes + pass);
       float* at[kPanels];
       for (int i = 0; i < kPanels; ++i) at[i] = acc[i] + kLanes * r;
       rows_dispatch<shape>(n, source, s, L::offset, ChunkRows(a, k0, row0 + r), at);

@@ -72,6 +72,7 @@ def test_pairs_become_ratios(
         return {"prefill": float(len(ours)), "decode": 1.0}, {"prefill": len(ours) / 100, "decode": None}
 
     monkeypatch.setattr(script, "our_figures", our_figures)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0), raising=False)
     target = tmp_path / "peers.json"
     sizes = ["--prompt-tokens", "8", "--output-tokens", "2", "--batch", "1,2", "--threads", "3", "--pairs", "3"]
     monkeypatch.setattr(sys, "argv", ["peers.py", str(model), "--peer", str(tmp_path), *sizes, "--json", str(target)])
@@ -83,7 +84,10 @@ def test_pairs_become_ratios(
     assert (empty["prefill"]["ratio"], empty["prefill"]["ratio_min"], empty["prefill"]["ratio_max"]) == (8, 2, 14)
     assert empty["decode"]["ratio"] == 4
     assert (empty["prefill"]["octavo_limit_fraction"], empty["decode"]["octavo_limit_fraction"]) == (0.04, None)
-    output = capsys.readouterr().out
+    output, errors = capsys.readouterr()
+    assert found["load_average"] == 1.5
+    assert "8 prompt and 2 output tokens, tok/s; load average before: 1.5\n\n| batch" in output
+    assert errors.startswith("warning: load average 1.5; other programs run")
     assert "| 1 (empty) | prefill | 0.5 | 4.0 | 8.00 | 2.00-14.00 (3) | 4 % |" in output
     assert "| 1 (empty) | decode | 0.2 | 1.0 | 4.00 | 4.00-4.00 (3) |  |" in output
     assert found["rows"]["2"]["decode"]["llama_cpp_tok_s"] == 2e9
