@@ -7,8 +7,10 @@
 A pair is one run of llama.cpp's program and one of ours, right after each other, for one batch size; which of the two
 goes first changes from pair to pair. What is printed is the median of the ratios of pairs, so a machine that is slower
 for a while slows both, and the median share of the machine's limits that our runs reached, as they measured them (see
-`octavo bench engine`). The command lines are printed, too. Run it on a quiet machine: llama.cpp's threads spin while they
-wait for each other, so where others take the cores away it slows down many times more than we do.
+`octavo bench engine`). The command lines are printed, too.
+
+Run it on a quiet machine: llama.cpp's threads spin while they wait for each other, so where others take the cores away
+it slows down many times more than we do.
 
     batch 1, "empty"   llama-bench -p P -n G: prefill of P tokens, and decoding from an empty context
     batch B            llama-batched-bench -npp P -ntg G -npl B: decoding after prompts of P tokens
