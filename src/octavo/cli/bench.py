@@ -54,7 +54,8 @@ JSON = click.option("--json", "target", metavar="FILE", help="Write the report t
 def bench() -> None:
     """Measure the engine or its kernels, as fractions of what this machine can do.
 
-    The limits (how fast memory streams, how fast the dot unit adds up) are measured in the same run, again and again.
+    The limits (how fast memory streams, how fast int8, bf16 and f32 are multiplied) are measured in the same run, again
+    and again.
     Ctrl-C ends a benchmark early; what was measured by then is still reported.
     """
 
@@ -122,7 +123,9 @@ def engine(model: str, target: str | None, batch: tuple[int, ...], **options: An
 def kernels(target: str | None, shape: tuple[int, int], rows: tuple[int, ...], **options: Any) -> None:
     """Rates of the native ops, per op, storage format and number of rows.
 
-    Weights are random and larger than the last-level cache, as a model's are.
+    Weights are random and larger than the last-level cache, as a model's are. Attention has a context of 8,192 tokens,
+    of which it computes the last one (decode) or all (prefill). The last table says for each format which share of the
+    limit it reaches at each number of rows, and how much longer more rows take than the fewest.
 
     \b
     octavo bench kernels --formats Q4_K,Q8_0 --rows 1,4,16,512
