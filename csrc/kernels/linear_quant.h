@@ -16,8 +16,8 @@ static inline void rows_dispatch(int n, const Source& source, const Scales* cons
     OCTAVO_CASE(2, direct || kRows < 6)
     OCTAVO_CASE(3, true)
     OCTAVO_CASE(4, kRows >= 4)
-    OCTAVO_CASE(5, !direct && kRows >= 5)
-    OCTAVO_CASE(6, !direct && kRows >= 6)
+    OCTAVO_CASE(5, kRows >= 5)
+    OCTAVO_CASE(6, kRows >= 6)
     default: break;
   }
 #undef OCTAVO_CASE

@@ -7,6 +7,8 @@ namespace octavo::OCTAVO_TIER {
 constexpr int kRows = 4;  // rows of a pass: 8 partial sums, 2 weights, 1 activation, 2 products of 16 registers
 constexpr int kPanels = 1;
 constexpr int kDirectRows = 4;  // up to so many rows read packed weights without a chunk
+constexpr int kAttendRows = 6;  // rows and vectors of an attention tile: 12 sums, 2 of a key or value, 1 broadcast
+constexpr int kAttendVectors = 1;
 #if defined(OCTAVO_AVX_VNNI)
 constexpr bool kExactDots = true;
 #else
@@ -55,16 +57,16 @@ static inline unsigned f_above(F x, F bound) {
   const int b = _mm256_movemask_ps(_mm256_cmp_ps(x.b, bound.b, _CMP_GT_OQ));
   return static_cast<unsigned>(a | b << 8);
 }
-// Lanes [lo, hi) of x, `other` elsewhere.
-static inline F f_window(F x, int lo, int hi, float other) {
-  __m256i ia = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), ib = _mm256_add_epi32(ia, _mm256_set1_epi32(8));
-  __m256i l = _mm256_set1_epi32(lo - 1), h = _mm256_set1_epi32(hi);
-  __m256 o = _mm256_set1_ps(other);
-  auto keep = [&](__m256i i) {
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(i, l), _mm256_cmpgt_epi32(h, i)));
-  };
-  return {_mm256_blendv_ps(o, x.a, keep(ia)), _mm256_blendv_ps(o, x.b, keep(ib))};
+// Lanes of x whose bit is set, `other` elsewhere.
+static inline F f_keep(F x, unsigned bits, float other) {
+  const __m256i lanes = _mm256_set1_epi32(static_cast<int>(bits));
+  const __m256 o = _mm256_set1_ps(other);
+  auto keep = [&](__m256i bit) { return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(lanes, bit), bit)); };
+  return {_mm256_blendv_ps(o, x.a, keep(_mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128))),
+          _mm256_blendv_ps(o, x.b, keep(_mm256_setr_epi32(256, 512, 1024, 2048, 4096, 8192, 16384, 32768)))};
 }
+// Each lane's neighbour: 1, 0, 3, 2, ...
+static inline F f_swap(F x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
 static inline F f_from_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
@@ -95,6 +97,16 @@ static inline F f_from_i8(const int8_t* p) {
 static inline void f_to_f16(uint16_t* p, F x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline void f_to_bf16(uint16_t* p, F x) {  // round to nearest even; NaN stays NaN
+  auto round = [](__m256 v) {
+    const __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i even = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(even, quiet, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+  };
+  const __m256i packed = _mm256_packus_epi32(round(x.a), round(x.b));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 static inline float f16_to_f32(uint16_t h) { return _cvtsh_ss(h); }
 static inline uint16_t f32_to_f16(float f) { return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
@@ -263,6 +275,8 @@ static inline void opaque(B& w) { asm volatile("" : "+x"(w.a), "+x"(w.b)); }
 // The same for a sum: what follows cannot be moved before it.
 static inline void pin(F& x) { asm volatile("" : "+x"(x.a), "+x"(x.b)); }
 
-static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// In assembly: the compiler drops a loop of prefetches as one without effect.
+static inline void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
+static inline void prefetch_write(const void* p) { asm volatile("prefetchw (%0)" : : "r"(p)); }
 
 }  // namespace octavo::OCTAVO_TIER

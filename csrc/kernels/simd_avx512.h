@@ -6,8 +6,10 @@ namespace octavo::OCTAVO_TIER {
 
 constexpr int kRows = 6;        // rows of a pass: 12 dots, 12 sums, 2 weights, 1 activation of 32 registers
 constexpr int kPanels = 2;      // panels of a pass: each activation broadcast is used twice
-constexpr int kDirectRows = 4;  // up to so many rows read packed weights without a chunk
+constexpr int kDirectRows = 6;  // up to so many rows read packed weights without a chunk
 constexpr bool kExactDots = true;
+constexpr int kAttendRows = 6;     // rows and vectors of an attention tile: 24 sums, 4 keys or values, 1 broadcast
+constexpr int kAttendVectors = 4;
 
 struct F { __m512 v; };    // 16 x f32
 struct I { __m512i v; };   // 16 x i32
@@ -40,12 +42,12 @@ static inline F f_zero_below(F x, F y, F bound) {
 }
 // One bit per lane where x > bound.
 static inline unsigned f_above(F x, F bound) { return _mm512_cmp_ps_mask(x.v, bound.v, _CMP_GT_OQ); }
-// Lanes [lo, hi) of x, `other` elsewhere.
-static inline F f_window(F x, int lo, int hi, float other) {
-  const unsigned below_hi = hi >= 16 ? 0xffffu : hi <= 0 ? 0 : (1u << hi) - 1;
-  const unsigned below_lo = lo >= 16 ? 0xffffu : lo <= 0 ? 0 : (1u << lo) - 1;
-  return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(below_hi & ~below_lo), x.v)};
+// Lanes of x whose bit is set, `other` elsewhere.
+static inline F f_keep(F x, unsigned bits, float other) {
+  return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(bits), x.v)};
 }
+// Each lane's neighbour: 1, 0, 3, 2, ...
+static inline F f_swap(F x) { return {_mm512_permute_ps(x.v, 0xb1)}; }
 static inline F f_from_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -67,6 +69,13 @@ static inline F f_from_i8(const int8_t* p) {
 }
 static inline void f_to_f16(uint16_t* p, F x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline void f_to_bf16(uint16_t* p, F x) {  // round to nearest even; NaN stays NaN
+  const __m512i bits = _mm512_castps_si512(x.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i even = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+  const __m512i out = _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), quiet);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(out));
 }
 static inline float f16_to_f32(uint16_t h) { return _cvtsh_ss(h); }
 static inline uint16_t f32_to_f16(float f) { return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
@@ -165,6 +174,8 @@ static inline void opaque(B& w) { asm volatile("" : "+v"(w.v)); }
 // The same for a sum: what follows cannot be moved before it.
 static inline void pin(F& x) { asm volatile("" : "+v"(x.v)); }
 
-static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// In assembly: the compiler drops a loop of prefetches as one without effect.
+static inline void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
+static inline void prefetch_write(const void* p) { asm volatile("prefetchw (%0)" : : "r"(p)); }
 
 }  // namespace octavo::OCTAVO_TIER

@@ -7,6 +7,8 @@ constexpr int kRows = 1;
 constexpr int kPanels = 1;
 constexpr int kDirectRows = 0;
 constexpr bool kExactDots = true;
+constexpr int kAttendRows = 1;  // rows and vectors of an attention tile
+constexpr int kAttendVectors = 1;
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
@@ -40,7 +42,8 @@ static inline unsigned f_above(F x, F bound) {
   for (int i = 0; i < 16; ++i) bits |= static_cast<unsigned>(x.v[i] > bound.v[i]) << i;
   return bits;
 }
-static inline F f_window(F x, int lo, int hi, float other) { OCTAVO_EACH(i >= lo && i < hi ? x.v[i] : other); }
+static inline F f_keep(F x, unsigned bits, float other) { OCTAVO_EACH(bits >> i & 1 ? x.v[i] : other); }
+static inline F f_swap(F x) { OCTAVO_EACH(x.v[i ^ 1]); }
 
 static inline float f16_to_f32(uint16_t h) {
   uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 1023u, bits;
@@ -93,6 +96,15 @@ static inline F f_from_u8(const uint8_t* p) { OCTAVO_EACH(static_cast<float>(p[i
 static inline F f_from_i8(const int8_t* p) { OCTAVO_EACH(static_cast<float>(p[i])); }
 static inline void f_to_f16(uint16_t* p, F x) {
   for (int i = 0; i < 16; ++i) p[i] = f32_to_f16(x.v[i]);
+}
+static inline uint16_t f32_to_bf16(float f) {  // round to nearest even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+static inline void f_to_bf16(uint16_t* p, F x) {
+  for (int i = 0; i < 16; ++i) p[i] = f32_to_bf16(x.v[i]);
 }
 static inline void f_to_i8(int8_t* p, F x) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(std::nearbyint(x.v[i]));
@@ -206,6 +218,7 @@ static inline void opaque(B& w) { asm volatile("" : : "r"(w.v) : "memory"); }
 static inline void pin(F& x) { asm volatile("" : : "r"(x.v) : "memory"); }
 
 static inline void prefetch(const void*) {}
+static inline void prefetch_write(const void*) {}
 
 #undef OCTAVO_EACH
 
