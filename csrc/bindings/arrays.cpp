@@ -36,10 +36,13 @@ RopeArgs rope_args(const std::optional<F32x2>& cos, const std::optional<F32x2>& 
   return {cos->data(), sin->data(), static_cast<int>(2 * cos->shape(1)), interleaved};
 }
 
-AttentionArgs attention_args(int heads, int kv_heads, double scale, int window, double softcap) {
+AttentionArgs attention_args(int heads, int kv_heads, double scale, int window, double softcap,
+                             const std::optional<F32x1>& sinks) {
   require(kv_heads > 0 && heads % kv_heads == 0 && heads / kv_heads >= 1 && heads / kv_heads <= 32,
           "heads must be 1 to 32 times kv_heads");
-  return {heads, heads / kv_heads, static_cast<float>(scale), window, static_cast<float>(softcap)};
+  require(!sinks || sinks->shape(0) == static_cast<std::size_t>(heads), "sinks do not have one number per head");
+  return {heads, heads / kv_heads, static_cast<float>(scale), window, static_cast<float>(softcap),
+          sinks ? sinks->data() : nullptr};
 }
 
 KvPages kv_pages(const Pages& k, const Pages& v, const std::string& dtype) {
@@ -53,16 +56,31 @@ KvPages kv_pages(const Pages& k, const Pages& v, const std::string& dtype) {
   return {type, k.data(), v.data(), static_cast<int>(page), static_cast<int>(v.shape(1)), static_cast<int>(dim)};
 }
 
+// New tokens [begin, end) of a sequence of `len`: each sees itself and others of them only, at depths that fit.
+static void require_tree(const U64x1& tree, const I32x1& positions, int begin, int end, int len) {
+  const int n = end - begin;
+  require(n <= 64, "a sequence with a tree has at most 64 new tokens");
+  for (int t = begin; t < end; ++t) {
+    const uint64_t seen = tree.data()[t];
+    require(seen >> (t - begin) & 1, "a token of a tree does not see itself");
+    require(n == 64 || seen >> n == 0, "a token of a tree sees one that is not there");
+    const int position = positions.data()[t];
+    require(position >= len - n && position < len, "positions of a tree are not depths after the tokens before it");
+  }
+}
+
 BatchArgs batch_args(const I32x1& positions, const I32x1& starts, const I32x1& lens, const I32x2& tables,
-                     const KvPages& kv, std::size_t pages) {
+                     const std::optional<U64x1>& tree, const KvPages& kv, std::size_t pages) {
   const int tokens = static_cast<int>(positions.shape(0)), n = static_cast<int>(lens.shape(0));
   const int width = static_cast<int>(tables.shape(1));
   require(starts.shape(0) == lens.shape(0) + 1 && tables.shape(0) == lens.shape(0), "batch arrays differ in length");
+  require(!tree || tree->shape(0) == positions.shape(0), "batch arrays differ in length");
   require(starts.data()[0] == 0 && starts.data()[n] == tokens, "query_starts do not cover the batch");
   for (int s = 0; s < n; ++s) {
     const int begin = starts.data()[s], end = starts.data()[s + 1], len = lens.data()[s];
     require(end >= begin && len >= end - begin, "query_starts or kv_lens are out of order");
-    for (int t = begin; t < end; ++t)
+    if (tree) require_tree(*tree, positions, begin, end, len);
+    for (int t = begin; t < end && !tree; ++t)
       require(positions.data()[t] == len - (end - t), "positions do not run on to kv_len");
     const int used = (len + kv.page_size - 1) / kv.page_size;
     require(used <= width, "page table is shorter than kv_len");
@@ -71,7 +89,7 @@ BatchArgs batch_args(const I32x1& positions, const I32x1& starts, const I32x1& l
       require(page >= 0 && static_cast<std::size_t>(page) < pages, "page number out of range");
     }
   }
-  return {positions.data(), starts.data(), lens.data(), tables.data(), tokens, n, width};
+  return {positions.data(), starts.data(), lens.data(), tables.data(), tokens, n, width, tree ? tree->data() : nullptr};
 }
 
 }  // namespace octavo

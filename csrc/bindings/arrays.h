@@ -18,6 +18,7 @@ using F32x1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cp
 using F32x2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using I32x1 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using U64x1 = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using I32x2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Pages = nb::ndarray<nb::c_contig, nb::device::cpu>;
@@ -30,10 +31,11 @@ Act act_of(const std::string& name);
 void require_rows(Format format, const Bytes& matrix, int columns);
 RopeArgs rope_args(const std::optional<F32x2>& cos, const std::optional<F32x2>& sin, bool interleaved,
                    std::size_t head_dim);
-AttentionArgs attention_args(int heads, int kv_heads, double scale, int window, double softcap);
+AttentionArgs attention_args(int heads, int kv_heads, double scale, int window, double softcap,
+                             const std::optional<F32x1>& sinks);
 KvPages kv_pages(const Pages& k, const Pages& v, const std::string& dtype);
-// Every page a sequence will touch exists; positions run on from kv_len - new tokens.
+// Every page a sequence will touch exists; positions run on from kv_len - new tokens, or are depths of a tree.
 BatchArgs batch_args(const I32x1& positions, const I32x1& starts, const I32x1& lens, const I32x2& tables,
-                     const KvPages& kv, std::size_t pages);
+                     const std::optional<U64x1>& tree, const KvPages& kv, std::size_t pages);
 
 }  // namespace octavo

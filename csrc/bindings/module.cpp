@@ -51,12 +51,12 @@ void linear(Context& c, const F32x2& x, const PackedLinear& w, Out y, const std:
 }
 
 void rope_kv_write(Context& c, const F32x2& qkv, const Pages& k, const Pages& v, const std::string& dtype,
-                   const I32x1& positions, const I32x1& starts, const I32x1& lens, const I32x2& tables, int heads,
-                   const std::optional<F32x2>& cos, const std::optional<F32x2>& sin, bool interleaved,
-                   const std::optional<F32x1>& q_norm, double q_eps, const std::optional<F32x1>& k_norm, double k_eps,
+                   const I32x1& positions, const I32x1& starts, const I32x1& lens, const I32x2& tables,
+                   const std::optional<U64x1>& tree, int heads, const std::optional<F32x2>& cos,
+                   const std::optional<F32x2>& sin, bool interleaved, const std::optional<F32x1>& q_norm, double q_eps, const std::optional<F32x1>& k_norm, double k_eps,
                    Out q) {
   const KvPages kv = kv_pages(k, v, dtype);
-  const BatchArgs batch = batch_args(positions, starts, lens, tables, kv, v.shape(0));
+  const BatchArgs batch = batch_args(positions, starts, lens, tables, tree, kv, v.shape(0));
   const std::size_t m = batch.tokens, dim = kv.head_dim;
   require(qkv.shape(0) == m && qkv.shape(1) == (heads + 2 * kv.kv_heads) * dim, "qkv has the wrong shape");
   require(q.shape(0) == m && q.shape(1) == heads * dim, "output has the wrong shape");
@@ -72,14 +72,15 @@ void rope_kv_write(Context& c, const F32x2& qkv, const Pages& k, const Pages& v,
 }
 
 void attention(Context& c, const F32x2& q, const Pages& k, const Pages& v, const std::string& dtype,
-               const I32x1& positions, const I32x1& starts, const I32x1& lens, const I32x2& tables, int heads,
-               double scale, int window, double softcap, Out out) {
+               const I32x1& positions, const I32x1& starts, const I32x1& lens, const I32x2& tables,
+               const std::optional<U64x1>& tree, int heads, double scale, int window, double softcap,
+               const std::optional<F32x1>& sinks, Out out) {
   const KvPages kv = kv_pages(k, v, dtype);
-  const BatchArgs batch = batch_args(positions, starts, lens, tables, kv, v.shape(0));
+  const BatchArgs batch = batch_args(positions, starts, lens, tables, tree, kv, v.shape(0));
   const std::size_t width = static_cast<std::size_t>(heads) * kv.head_dim;
   require(q.shape(0) == static_cast<std::size_t>(batch.tokens) && q.shape(1) == width, "q has the wrong shape");
   require(out.shape(0) == q.shape(0) && out.shape(1) == width, "output has the wrong shape");
-  const AttentionArgs args = attention_args(heads, kv.kv_heads, scale, window, softcap);
+  const AttentionArgs args = attention_args(heads, kv.kv_heads, scale, window, softcap, sinks);
   nb::gil_scoped_release release;
   std::lock_guard lock(c.pool().mutex());
   c.attention(q.data(), kv, batch, args, out.data());
@@ -134,12 +135,12 @@ NB_MODULE(_native, m) {
       .def("linear", &linear, nb::arg("x"), nb::arg("w"), nb::arg("y"), nb::arg("norm").none(), nb::arg("eps"),
            nb::arg("activation"), nb::arg("residual").none(), nb::arg("post").none(), nb::arg("post_eps"))
       .def("rope_kv_write", &rope_kv_write, nb::arg("qkv"), nb::arg("k"), nb::arg("v"), nb::arg("dtype"),
-           nb::arg("positions"), nb::arg("starts"), nb::arg("lens"), nb::arg("tables"), nb::arg("heads"),
-           nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"), nb::arg("q_norm").none(),
+           nb::arg("positions"), nb::arg("starts"), nb::arg("lens"), nb::arg("tables"), nb::arg("tree").none(),
+           nb::arg("heads"), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"), nb::arg("q_norm").none(),
            nb::arg("q_eps"), nb::arg("k_norm").none(), nb::arg("k_eps"), nb::arg("q"))
       .def("attention", &attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("dtype"), nb::arg("positions"),
-           nb::arg("starts"), nb::arg("lens"), nb::arg("tables"), nb::arg("heads"), nb::arg("scale"),
-           nb::arg("window"), nb::arg("softcap"), nb::arg("out"))
+           nb::arg("starts"), nb::arg("lens"), nb::arg("tables"), nb::arg("tree").none(), nb::arg("heads"),
+           nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("out"))
       .def("embedding", &embedding, nb::arg("format"), nb::arg("table"), nb::arg("columns"), nb::arg("tokens"),
            nb::arg("scale"), nb::arg("y"))
       .def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("y"))

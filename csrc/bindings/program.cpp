@@ -76,15 +76,16 @@ int add_rope_kv_write(Program& p, int qkv, int layer, int heads, int kv_heads, i
 }
 
 int add_attention(Program& p, int q, int layer, int heads, int kv_heads, int head_dim, double scale, int window,
-                  double softcap) {
-  const AttentionArgs args = attention_args(heads, kv_heads, scale, window, softcap);
+                  double softcap, const OptionalF32x1& sinks) {
+  const AttentionArgs args = attention_args(heads, kv_heads, scale, window, softcap, sinks);
+  if (sinks) hold(p, *sinks);
   return p.attention(q, {layer, kv_heads, head_dim, args});
 }
 
 void run(Context& c, Program& p, const BoundKv& kv, const I32x1& tokens, const I32x1& positions, const I32x1& starts,
-         const I32x1& lens, const I32x2& tables, const I32x1& rows, Out out) {
+         const I32x1& lens, const I32x2& tables, const I32x1& rows, Out out, const std::optional<U64x1>& tree) {
   StepArgs step;
-  step.batch = batch_args(positions, starts, lens, tables, kv.store.layers[0], kv.store.pages);
+  step.batch = batch_args(positions, starts, lens, tables, tree, kv.store.layers[0], kv.store.pages);
   step.tokens = tokens.data();
   step.rows = rows.data();
   step.row_count = static_cast<int>(rows.shape(0));
@@ -124,7 +125,7 @@ void bind_program(nb::module_& m, nb::class_<Context>& context) {
            nb::arg("interleaved"), nb::arg("q_norm").none(), nb::arg("q_eps"), nb::arg("k_norm").none(),
            nb::arg("k_eps"))
       .def("attention", &add_attention, nb::arg("q"), nb::arg("layer"), nb::arg("heads"), nb::arg("kv_heads"),
-           nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"))
+           nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks") = nb::none())
       .def("select_rows", &Program::select_rows, nb::arg("x"))
       .def("softcap", [](Program& p, int x, double cap) { p.softcap(x, {static_cast<float>(cap)}); }, nb::arg("x"),
            nb::arg("cap"))
@@ -133,7 +134,8 @@ void bind_program(nb::module_& m, nb::class_<Context>& context) {
       .def_prop_ro("output_by_row", &Program::output_by_row);
   context
       .def("run", &run, nb::arg("program"), nb::arg("kv"), nb::arg("tokens"), nb::arg("positions"), nb::arg("starts"),
-           nb::arg("lens"), nb::arg("tables"), nb::arg("rows"), nb::arg("out"))
+           nb::arg("lens"), nb::arg("tables"), nb::arg("rows"), nb::arg("out"),
+           nb::arg("tree") = nb::none())
       .def("argmax", &argmax_rows, nb::arg("x"), nb::arg("ids"), nb::arg("values"));
 }
 

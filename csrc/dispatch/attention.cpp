@@ -1,36 +1,17 @@
 #include <algorithm>
+#include <atomic>
 
 #include "ops.h"
 
 namespace octavo {
-namespace {
-
-constexpr int kTileRows = 32;  // query rows (tokens x heads of a group) of one work item
-constexpr int kFewTokens = 4;  // up to this many tokens, a sequence's splits are spread over the threads
-
-struct Item {
-  int sequence, token, tokens, kv_head;
-  int split;  // -1: all splits, written to the output
-  std::ptrdiff_t partial;
-};
-
-int last_split(int position) { return position / kKeySplit; }
-
-int first_split(int position, int window) { return (window ? std::max(0, position - window + 1) : 0) / kKeySplit; }
-
-}  // namespace
 
 void Context::rope_kv_write(const float* qkv, const KvPages& kv, const BatchArgs& batch, int heads,
                             const RopeArgs& rope, const HeadNorm& q_norm, const HeadNorm& k_norm, float* q) {
   const std::ptrdiff_t width = static_cast<std::ptrdiff_t>(heads + 2 * kv.kv_heads) * kv.head_dim;
-  std::vector<int32_t> owner(batch.tokens);
-  for (int s = 0; s < batch.sequences; ++s)
-    std::fill(owner.begin() + batch.query_starts[s], owner.begin() + batch.query_starts[s + 1], s);
+  const std::vector<TokenSlot>& slots = plans_.slots(batch, kv.page_size);
   auto token = [&](int t) {
-    const int position = batch.positions[t];
-    const int page = batch.page_tables[static_cast<std::ptrdiff_t>(owner[t]) * batch.table_width + position / kv.page_size];
-    kernels_.rope_kv(qkv + t * width, heads, kv, page, position % kv.page_size, position, rope, q_norm, k_norm,
-                     q + static_cast<std::ptrdiff_t>(t) * heads * kv.head_dim);
+    kernels_.rope_kv(qkv + t * width, heads, kv, slots[t].page, slots[t].offset, batch.positions[t], rope, q_norm,
+                     k_norm, q + static_cast<std::ptrdiff_t>(t) * heads * kv.head_dim);
   };
   if (batch.tokens < 4) {
     DenormalsOff off;
@@ -45,51 +26,34 @@ void Context::rope_kv_write(const float* qkv, const KvPages& kv, const BatchArgs
 
 void Context::attention(const float* q, const KvPages& kv, const BatchArgs& batch, const AttentionArgs& args,
                         float* out) {
+  const AttentionPlan& plan = plans_.plan(batch, kv, args);
   const int n = kv.head_dim, group = args.group;
-  const std::ptrdiff_t stride = static_cast<std::ptrdiff_t>(kv.kv_heads) * group * n;
-  const std::ptrdiff_t part = static_cast<std::ptrdiff_t>(group) * (n + 2);  // m, l, o of one split
-  std::vector<Item> items, merges;
-  std::ptrdiff_t partials = 0;
-  for (int s = 0; s < batch.sequences; ++s) {
-    const int begin = batch.query_starts[s], end = batch.query_starts[s + 1];
-    const int step = end - begin > kFewTokens ? std::max(1, kTileRows / group) : 1;
-    for (int t = end - 1; t >= begin;) {  // the longest rows first
-      const int tokens = std::min(step, t - begin + 1), first = t - tokens + 1;
-      for (int h = 0; h < kv.kv_heads; ++h) {
-        const int s0 = first_split(batch.positions[first], args.window), s1 = last_split(batch.positions[t]);
-        if (step > 1 || s0 == s1) {
-          items.push_back({s, first, tokens, h, -1, 0});
-          continue;
-        }
-        merges.push_back({s, first, 1, h, s1 - s0 + 1, partials});
-        for (int split = s0; split <= s1; ++split, partials += part) items.push_back({s, first, 1, h, split, partials});
-      }
-      t -= tokens;
-    }
-  }
-  if (partial_.size() < static_cast<std::size_t>(partials)) partial_.resize(partials);
-  auto at = [&](const Item& i) { return i.token * stride + static_cast<std::ptrdiff_t>(i.kv_head) * group * n; };
-  pool_.run(static_cast<int>(items.size()), [&](int index) {
-    const Item& i = items[index];
-    const AttentionTile tile = {q + at(i), stride, out + at(i), i.tokens, batch.positions[i.token], i.kv_head,
-                                batch.page_tables + static_cast<std::ptrdiff_t>(i.sequence) * batch.table_width};
-    if (i.split < 0) {
-      kernels_.attend(tile, kv, args);
-    } else {
-      float* p = partial_.data() + i.partial;
-      kernels_.attend_split(tile, kv, args, i.split, p, p + group, p + 2 * group);
-    }
-  });
-  pool_.run(static_cast<int>(merges.size()), [&](int index) {
-    const Item& i = merges[index];
-    std::vector<float> m(static_cast<std::size_t>(i.split) * group), l(m.size()), o(m.size() * n);
-    for (int s = 0; s < i.split; ++s) {
-      const float* p = partial_.data() + i.partial + s * part;
-      std::copy(p, p + group, m.begin() + static_cast<std::ptrdiff_t>(s) * group);
-      std::copy(p + group, p + 2 * group, l.begin() + static_cast<std::ptrdiff_t>(s) * group);
-      std::copy(p + 2 * group, p + part, o.begin() + static_cast<std::ptrdiff_t>(s) * group * n);
-    }
-    kernels_.merge_splits(m.data(), l.data(), o.data(), i.split, group, n, out + at(i));
+  const std::ptrdiff_t stride = static_cast<std::ptrdiff_t>(args.heads) * n;
+  std::vector<float>& partials = attention_.partials;
+  std::vector<int32_t>& left = attention_.left;
+  if (partials.size() < static_cast<std::size_t>(plan.partials)) partials.resize(plan.partials);
+  left.resize(plan.parts.size());
+  for (std::size_t i = 0; i < left.size(); ++i) left[i] = plan.parts[i].splits_end - plan.parts[i].splits_begin;
+  auto tile_of = [&](const AttentionPart& p) -> AttentionTile {
+    const int begin = batch.query_starts[p.sequence];
+    const std::ptrdiff_t at = (begin + p.first) * stride + static_cast<std::ptrdiff_t>(p.kv_head) * group * n;
+    return {q + at, stride, out + at, p.tokens, p.first,
+            batch.kv_lens[p.sequence] - (batch.query_starts[p.sequence + 1] - begin), batch.positions + begin,
+            batch.tree ? batch.tree + begin : nullptr, p.kv_head,
+            batch.page_tables + static_cast<std::ptrdiff_t>(p.sequence) * batch.table_width, p.splits_begin,
+            p.splits_end};
+  };
+  pool_.run(static_cast<int>(plan.items.size()), [&](int index) {
+    const AttentionItem& item = plan.items[index];
+    const AttentionPart& part = plan.parts[item.part];
+    const AttentionTile tile = tile_of(part);
+    if (item.split < 0) return kernels_.attend(tile, kv, args);
+    const std::ptrdiff_t size = static_cast<std::ptrdiff_t>(part.tokens) * group * (n + 2);
+    float* all = partials.data() + part.partials;
+    kernels_.attend_split(tile, kv, args, item.split, all + (item.split - part.splits_begin) * size);
+    // Whoever ends a part's last split merges them, in their order.
+    if (std::atomic_ref<int32_t>(left[item.part]).fetch_sub(1, std::memory_order_acq_rel) == 1)
+      kernels_.merge_splits(tile, kv, args, all);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../kernels/kernels.h"
+#include "attention_plan.h"
 #include "pack.h"
 #include "pool.h"
 
@@ -12,15 +13,6 @@ namespace octavo {
 struct NormArgs {
   const float* weight = nullptr;
   float eps = 0;
-};
-
-struct BatchArgs {  // core/batch.py
-  const int32_t* positions;
-  const int32_t* query_starts;
-  const int32_t* kv_lens;
-  const int32_t* page_tables;
-  int tokens, sequences, table_width;
-  uint64_t step = 0;  // not 0: the same in every call of one step, so that what follows from the batch is worked out once
 };
 
 // Memory for the activations of one matrix product; it grows to the largest batch seen.
@@ -60,7 +52,8 @@ class Context {
   Pool pool_;
   Arena arena_;
   const Kernels& kernels_;
-  std::vector<float> partial_;
+  AttentionPlans plans_;
+  AttentionMemory attention_;
   ActivationMemory activations_;
 };
 

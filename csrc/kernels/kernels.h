@@ -9,8 +9,10 @@ constexpr int kLanes = 16;       // output columns of a panel: one lane each
 constexpr int kGroup = 32;       // elements of the smallest weight block
 constexpr int kChunk = 256;      // elements that share an activation scale, and the most unpacked at a time
 constexpr int kBlockRows = 256;  // rows of activations that pass a panel before the next panel is read
-constexpr int kKeyTile = 64;    // keys of one online-softmax step, at fixed absolute positions
-constexpr int kKeySplit = 512;  // keys of one partial softmax, at fixed absolute positions
+constexpr int kKeyTile = 64;     // keys of one online-softmax step, at fixed absolute places
+constexpr int kKeySplit = 512;   // keys of one partial softmax, at fixed absolute places
+constexpr int kTileRows = 64;    // most query rows (tokens x heads of a group) of an attention tile,
+constexpr int kTileNumbers = 16384;  // and most numbers in them
 
 enum class Format : int {
   F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
@@ -98,17 +100,21 @@ struct AttentionArgs {
   float scale;
   int window;     // 0: none
   float softcap;  // 0: none
+  const float* sinks = nullptr;  // [heads], logits that join the softmax's sum alone; null: none
 };
 
-// Query rows of one sequence and one KV head: `tokens` consecutive tokens from position `first`, `group` heads each.
+// Query rows of one sequence and one KV head: `tokens` of its new tokens from the one numbered `first`, `group` heads
+// each. New token i is key past + i of the sequence.
 struct AttentionTile {
-  const float* q;          // first token's first head of this KV head
-  std::ptrdiff_t q_stride;  // floats between tokens
-  float* out;              // same layout as q
-  int tokens;
-  int first;               // position of the first token
+  const float* q;             // first token's first head of this KV head
+  std::ptrdiff_t q_stride;    // floats between tokens
+  float* out;                 // same layout as q
+  int tokens, first, past;
+  const int32_t* positions;   // of the sequence's new tokens
+  const uint64_t* tree;       // of the sequence's new tokens: which of them each sees; null: those up to itself
   int kv_head;
-  const int32_t* pages;    // page table of the sequence
+  const int32_t* pages;       // page table of the sequence
+  int splits_begin, splits_end;  // splits that hold all keys its rows see
 };
 
 constexpr int kPeakMacs = 12 * 64 * 8;
@@ -138,16 +144,16 @@ struct Kernels {
                      std::ptrdiff_t stride);
   // cap * tanh(x / cap), in place.
   void (*softcap)(float* x, std::ptrdiff_t n, float cap);
-  // Rotate one token's q into q_out and write its k and v to the slot `page, offset`.
+  // Rotate one token's q by its position into q_out and write its rotated k and its v to the slot `page, offset`.
   void (*rope_kv)(const float* qkv, int heads, const KvPages& kv, int page, int offset, int position,
                   const RopeArgs& rope, const HeadNorm& q_norm, const HeadNorm& k_norm, float* q_out);
   // All splits of a tile in order, result to tile.out.
   void (*attend)(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args);
-  // One split of a one-token tile: m, l [group], o [group, head_dim].
-  void (*attend_split)(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, int split, float* m,
-                       float* l, float* o);
-  // Merge n splits of one token in order: m, l [n, group], o [n, group, head_dim] -> out [group, head_dim].
-  void (*merge_splits)(const float* m, const float* l, const float* o, int n, int group, int head_dim, float* out);
+  // One split of a tile, for `merge_splits`: [rows] maxima, [rows] sums, [rows, head_dim] outputs before the division.
+  void (*attend_split)(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, int split,
+                       float* partial);
+  // Merge a tile's splits in order, result to tile.out; partials [splits, rows * (head_dim + 2)].
+  void (*merge_splits)(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, const float* partials);
   // Measuring: sum of all bytes read (so that the reads are not removed).
   uint64_t (*stream)(const uint8_t* p, std::size_t n);
   // Measuring: `steps` times kPeakMacs multiply-accumulates in registers, of int8 dots, bf16 dots (or what stands in for

@@ -1,39 +1,97 @@
 // Head norm, rotary embedding, and the write of one token's K and V into its page slot.
+#include "kv.h"
 #include "rows.h"
-#include "simd.h"
 
 namespace octavo::OCTAVO_TIER {
 namespace {
 
-constexpr int kMaxHeadDim = 512;
+// Cosines and signed sines of a position, so that y[i] = x[i] * cos[i] + x[partner of i] * sin[i].
+struct Angles {
+  int rotary = 0;  // 0: nothing turns
+  bool interleaved = false;
+  const float* cos = nullptr;  // [rotary / 2]
+  const float* sin = nullptr;
+  alignas(64) float pair_cos[kMaxHeadDim];  // interleaved: [rotary], c0, c0, c1, c1, ...
+  alignas(64) float pair_sin[kMaxHeadDim];  // -s0, s0, -s1, s1, ...
+};
 
-// y = rotated (normed x). Pairs (i, i + rotary/2), or (2i, 2i + 1) if interleaved; the rest passes through.
-void turn(const float* x, int n, int position, const RopeArgs& rope, const HeadNorm& norm, float* y) {
-  float normed[kMaxHeadDim];
+void angles_of(const RopeArgs& rope, int position, Angles& a) {
+  if (!rope.cos) return;
+  const int half = rope.rotary / 2;
+  a.rotary = rope.rotary;
+  a.interleaved = rope.interleaved;
+  a.cos = rope.cos + static_cast<std::ptrdiff_t>(position) * half;
+  a.sin = rope.sin + static_cast<std::ptrdiff_t>(position) * half;
+  if (!rope.interleaved) return;
+  for (int i = 0; i < half; ++i) {
+    a.pair_cos[2 * i] = a.pair_cos[2 * i + 1] = a.cos[i];
+    a.pair_sin[2 * i] = -a.sin[i];
+    a.pair_sin[2 * i + 1] = a.sin[i];
+  }
+}
+
+inline void turn_pair(float xa, float xb, float c, float s, float& ya, float& yb) {
+  ya = std::fma(-xb, s, xa * c);
+  yb = std::fma(xa, s, xb * c);
+}
+
+// Pairs (i, i + half).
+void turn_halves(const float* x, const Angles& a, float* y) {
+  const int half = a.rotary / 2;
+  if (half < kLanes) {
+    for (int i = 0; i < half; ++i) turn_pair(x[i], x[i + half], a.cos[i], a.sin[i], y[i], y[i + half]);
+    return;
+  }
+  for (int at = 0; at < half; at += kLanes) {
+    const int i = min_int(at, half - kLanes);  // the last 16 again where half is no multiple of 16
+    const F xa = f_load(x + i), xb = f_load(x + i + half), c = f_load(a.cos + i), s = f_load(a.sin + i);
+    f_store(y + i, f_fma(f_mul(xb, f_set1(-1.0f)), s, f_mul(xa, c)));
+    f_store(y + i + half, f_fma(xa, s, f_mul(xb, c)));
+  }
+}
+
+// Pairs (2i, 2i + 1).
+void turn_neighbours(const float* x, const Angles& a, float* y) {
+  int i = 0;
+  for (; i + kLanes <= a.rotary; i += kLanes) {
+    const F v = f_load(x + i);
+    f_store(y + i, f_fma(f_swap(v), f_load(a.pair_sin + i), f_mul(v, f_load(a.pair_cos + i))));
+  }
+  for (; i < a.rotary; i += 2) turn_pair(x[i], x[i + 1], a.cos[i / 2], a.sin[i / 2], y[i], y[i + 1]);
+}
+
+// y = rotated (normed x); dimensions past the rotary ones pass through.
+void turn(const float* x, int n, const Angles& a, const HeadNorm& norm, float* y) {
+  alignas(64) float normed[kMaxHeadDim];
   if (norm.weight) {
     rms_norm(x, norm.weight, norm.eps, n, normed);
     x = normed;
   }
-  const int half = rope.cos ? rope.rotary / 2 : 0;
-  const float* cos = rope.cos + static_cast<std::ptrdiff_t>(position) * half;
-  const float* sin = rope.sin + static_cast<std::ptrdiff_t>(position) * half;
-  for (int i = 0; i < half; ++i) {
-    const int a = rope.interleaved ? 2 * i : i, b = rope.interleaved ? 2 * i + 1 : i + half;
-    const float xa = x[a], xb = x[b], c = cos[i], s = sin[i];
-    y[a] = std::fma(-xb, s, xa * c);
-    y[b] = std::fma(xa, s, xb * c);
+  if (a.interleaved) turn_neighbours(x, a, y);
+  else turn_halves(x, a, y);
+  if (a.rotary < n) std::memcpy(y + a.rotary, x + a.rotary, sizeof(float) * (n - a.rotary));
+}
+
+// A head's k and v [n] to slot `lane` of their group.
+template <KvType type> void put(const KvGroup<type>& group, int lane, int n, const float* k, const float* v) {
+  alignas(64) typename Stored<type>::Number key[kMaxHeadDim];
+  for (int d = 0; d < n; d += kLanes) {
+    Stored<type>::store(key + d, f_load(k + d));
+    Stored<type>::store(group.v + static_cast<std::ptrdiff_t>(lane) * n + d, f_load(v + d));
   }
-  for (int i = 2 * half; i < n; ++i) y[i] = x[i];
+  auto* column = group.k + lane;
+  for (int d = 0; d < n; ++d) column[d * kLanes] = key[d];
 }
 
-inline float within_f16(float x) {  // an infinity in a page would poison whoever reads it
-  const float top = 65504.0f;
-  return x > top ? top : x < -top ? -top : x;
-}
-
-inline void put(const KvPages& kv, void* array, std::ptrdiff_t index, float x) {
-  if (kv.type == KvType::F32) static_cast<float*>(array)[index] = x;
-  else static_cast<uint16_t*>(array)[index] = kv.type == KvType::F16 ? f32_to_f16(within_f16(x)) : f32_to_bf16(x);
+template <KvType type>
+void write_kv(const float* k, const KvPages& kv, int page, int offset, const Angles& angles, const HeadNorm& norm) {
+  const int n = kv.head_dim;
+  const float* v = k + kv.kv_heads * n;
+  alignas(64) float rotated[kMaxHeadDim];
+  for (int h = 0; h < kv.kv_heads; ++h) {
+    turn(k + h * n, n, angles, norm, rotated);
+    put(group_at<type>(kv, page, h, offset), offset % kLanes, n, rotated, v + h * n);
+  }
 }
 
 }  // namespace
@@ -41,16 +99,17 @@ inline void put(const KvPages& kv, void* array, std::ptrdiff_t index, float x) {
 void rope_kv(const float* qkv, int heads, const KvPages& kv, int page, int offset, int position, const RopeArgs& rope,
              const HeadNorm& q_norm, const HeadNorm& k_norm, float* q_out) {
   const int n = kv.head_dim;
-  for (int h = 0; h < heads; ++h) turn(qkv + h * n, n, position, rope, q_norm, q_out + h * n);
-  const float *k = qkv + heads * n, *v = k + kv.kv_heads * n;
-  for (int h = 0; h < kv.kv_heads; ++h) {
-    float rotated[kMaxHeadDim];
-    turn(k + h * n, n, position, rope, k_norm, rotated);
-    const std::ptrdiff_t base = (static_cast<std::ptrdiff_t>(page) * kv.kv_heads + h) * kv.page_size * n;
-    const std::ptrdiff_t column = base + static_cast<std::ptrdiff_t>(offset / 16) * n * 16 + offset % 16;
-    for (int d = 0; d < n; ++d) put(kv, kv.k, column + 16 * d, rotated[d]);
-    for (int d = 0; d < n; ++d) put(kv, kv.v, base + static_cast<std::ptrdiff_t>(offset) * n + d, v[h * n + d]);
-  }
+  Angles angles;
+  angles_of(rope, position, angles);
+  // A slot of K touches every line of its group: have them come while the queries turn.
+  with_type(kv.type, [&](auto type) {
+    for (int h = 0; h < kv.kv_heads; ++h) {
+      const auto* k = reinterpret_cast<const char*>(group_at<type()>(kv, page, h, offset).k);
+      for (int at = 0; at < n * KvGroup<type()>::kBytes; at += 64) prefetch(k + at);
+    }
+  });
+  for (int h = 0; h < heads; ++h) turn(qkv + h * n, n, angles, q_norm, q_out + h * n);
+  with_type(kv.type, [&](auto type) { write_kv<type()>(qkv + heads * n, kv, page, offset, angles, k_norm); });
 }
 
 }  // namespace octavo::OCTAVO_TIER

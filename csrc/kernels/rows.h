@@ -17,8 +17,7 @@ void rope_kv(const float* qkv, int heads, const KvPages& kv, int page, int offse
              const HeadNorm& q_norm, const HeadNorm& k_norm, float* q_out);
 
 void attend(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args);
-void attend_split(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, int split, float* m,
-                  float* l, float* o);
-void merge_splits(const float* m, const float* l, const float* o, int n, int group, int head_dim, float* out);
+void attend_split(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, int split, float* partial);
+void merge_splits(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, const float* partials);
 
 }  // namespace octavo::OCTAVO_TIER

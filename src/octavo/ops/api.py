@@ -72,6 +72,7 @@ class AttentionSpec:
 
     scale: multiplies q.k. window: a token sees itself and the window - 1 before it; 0: all before it.
     softcap: cap * tanh(s / cap) on scores, before the mask; 0: none.
+    sinks: f32 [heads], a logit per head that joins the softmax's sum and has no value (gpt-oss); None: none.
     """
 
     heads: int
@@ -80,6 +81,7 @@ class AttentionSpec:
     scale: float
     window: int = 0
     softcap: float = 0.0
+    sinks: F32 | None = None
 
 
 class Ops(Protocol):
@@ -137,7 +139,8 @@ class Ops(Protocol):
     def attention(self, q: F32, kv: KVStore, layer: int, batch: RaggedBatch, spec: AttentionSpec) -> F32:
         """Causal attention of every query row over the KV of its own sequence, f32 arithmetic -> [T, heads * head_dim].
 
-        The row at position p sees keys max(0, p - window + 1)..p.
+        The row at position p sees keys max(0, p - window + 1)..p; with batch.tree, of its own sequence's new tokens
+        those at such positions whose bit is set.
         """
 
     def logits(self, x: F32, head: Linear, norm: Norm, rows: NDArray[np.int32], softcap: float = 0.0) -> F32:

@@ -156,6 +156,7 @@ class NativeOps:
             batch.query_starts,
             batch.kv_lens,
             batch.page_tables,
+            batch.tree,
             spec.heads,
             rope.cos if rope else None,
             rope.sin if rope else None,
@@ -184,10 +185,12 @@ class NativeOps:
             batch.query_starts,
             batch.kv_lens,
             batch.page_tables,
+            batch.tree,
             spec.heads,
             spec.scale,
             spec.window,
             spec.softcap,
+            spec.sinks,
             out,
         )
         return out
