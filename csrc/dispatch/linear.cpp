@@ -27,7 +27,8 @@ void ActivationMemory::reserve_quantized(int rows, int k) {
   grow(counts, n * chunks);
 }
 
-// From rows, each by chunk, to chunks, each by row block and row.
+// From rows, each by chunk, to chunks and row blocks, each by element: models have channels where most rows have one,
+// and a kernel then makes the channel's weights once.
 void ActivationMemory::sort_outliers(Activations& a) {
   const int chunks = a.chunks(), blocks = a.blocks(), most = most_outliers(a.k);
   const auto slot = [&](int r, int c) { return c * blocks + r / kBlockRows; };
@@ -46,8 +47,20 @@ void ActivationMemory::sort_outliers(Activations& a) {
       at += n;
     }
   }
+  if (a.rows > 1)
+    for (int i = 0; i < chunks * blocks; ++i) sort_by_element(outliers.data() + first[i], first[i + 1] - first[i]);
   a.outliers = outliers.data();
   a.first = first.data();
+}
+
+void ActivationMemory::sort_by_element(Outlier* from, int n) {  // counting sort; rows stay in order
+  if (n < 2) return;
+  int32_t at[kChunk + 1] = {};
+  for (int i = 0; i < n; ++i) ++at[from[i].element + 1];
+  for (int e = 1; e < kChunk; ++e) at[e] += at[e - 1];
+  grow(spare, n);
+  for (int i = 0; i < n; ++i) spare[at[from[i].element]++] = from[i];
+  std::copy(spare.data(), spare.data() + n, from);
 }
 
 void Context::rms_norm(const float* x, int rows, int n, const NormArgs& norm, float* y) {

@@ -21,11 +21,14 @@ struct ActivationMemory {
   std::vector<uint16_t> bf16;
   std::vector<int8_t> q;
   std::vector<int16_t> sum16, sum32;
-  std::vector<Outlier> found, outliers;  // as rows found them; by chunk and row block
+  std::vector<Outlier> found, outliers, spare;  // as rows found them; by chunk, row block and element
   std::vector<int32_t> counts, first;
 
   void reserve_quantized(int rows, int k);
   void sort_outliers(Activations& a);
+
+ private:
+  void sort_by_element(Outlier* from, int n);
 };
 
 // One engine's threads and scratch memory. Calls on one Context are serialized.

@@ -11,7 +11,7 @@ constexpr int kChunk = 256;      // elements that share an activation scale, and
 constexpr int kBlockRows = 256;  // rows of activations that pass a panel before the next panel is read
 constexpr int kKeyTile = 64;     // keys of one online-softmax step, at fixed absolute places
 constexpr int kKeySplit = 512;   // keys of one partial softmax, at fixed absolute places
-constexpr int kTileRows = 64;    // most query rows (tokens x heads of a group) of an attention tile,
+constexpr int kTileRows = 128;   // most query rows (tokens x heads of a group) of an attention tile,
 constexpr int kTileNumbers = 16384;  // and most numbers in them
 
 enum class Format : int {
@@ -53,7 +53,7 @@ struct Activations {
   float* scale = nullptr;
   int16_t* sum16 = nullptr;
   int16_t* sum32 = nullptr;
-  // Of chunk c and row block b: [first[c * blocks + b], first[c * blocks + b + 1]).
+  // Of chunk c and row block b, by element: [first[c * blocks + b], first[c * blocks + b + 1]).
   const Outlier* outliers = nullptr;
   const int32_t* first = nullptr;
 

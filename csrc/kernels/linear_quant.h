@@ -23,18 +23,26 @@ static inline void rows_dispatch(int n, const Source& source, const Scales* cons
 #undef OCTAVO_CASE
 }
 
-// acc += the outliers of a chunk, one after the other, in f32.
+// acc += the outliers of a chunk in f32, element after element.
 template <Shape shape, class Source>
 static void add_outliers(const Source& source, const Scales* const (&s)[kPanels], int offset, const Outlier* from,
                          const Outlier* to, int row0, int row1, float* const (&acc)[kPanels]) {
+  F w[kPanels];
+  int last = -1;
   for (const Outlier* o = from; o < to; ++o) {
     if (o->row < row0 || o->row >= row1) continue;
-    const int element = o->element, g = element / kGroup;
+    const int element = o->element;
+    if (element != last) {
+      OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) {
+        const I byte = b_byte(source(i, element / kGroup, element % kGroup / 4), element % 4);
+        w[i] = weights<shape>(*s[i], offset, element, byte);
+      }
+      last = element;
+    }
     const F x = f_set1(o->x);
     OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) {
       float* sum = acc[i] + kLanes * (o->row - row0);
-      const I byte = b_byte(source(i, g, element % kGroup / 4), element % 4);
-      f_store(sum, f_fma(x, weights<shape>(*s[i], offset, element, byte), f_load(sum)));
+      f_store(sum, f_fma(x, w[i], f_load(sum)));
     }
   }
 }
