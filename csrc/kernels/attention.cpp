@@ -12,7 +12,7 @@ namespace octavo::OCTAVO_TIER {
 namespace {
 
 constexpr int kMaxNumbers = kTileNumbers;  // rows x head_dim of a tile
-constexpr int kConvertRows = 16;           // from so many rows on, a tile's keys and values become f32 once
+constexpr int kConvertRows = 32;           // from so many rows on, a tile's keys and values become f32 once
 constexpr float kNone = -INFINITY;
 
 // The keys that a row sees: [lo, hi), and of those from `past` on only the ones whose bit is set in `tree`.
@@ -53,14 +53,16 @@ template <KvType type> inline KvGroup<type> group_of(const Work& w, int key) {
   return group_at<type>(w.kv, w.tile.pages[key / w.kv.page_size], w.tile.kv_head, key % w.kv.page_size);
 }
 
-// The tile of keys [key, min(key + 64, end)).
-template <KvType type> KeyTile<type> tile_at(const Work& w, int key, int end) {
+// The tile of keys [key, min(key + 64, end)); `convert`: its numbers are about to become f32.
+template <KvType type> KeyTile<type> tile_at(const Work& w, int key, int end, bool convert) {
   KeyTile<type> tile = {};
   tile.count = min_int(kKeyTile, end - key);
   for (int g = 0; g * kLanes < tile.count; ++g) {
     const int at = key + g * kLanes;
-    tile.group[g] = group_of<type>(w, at);
-    tile.next[g] = at + kKeyTile < end ? group_of<type>(w, at + kKeyTile) : tile.group[g];
+    const KvGroup<type> now = group_of<type>(w, at), next = at + kKeyTile < end ? group_of<type>(w, at + kKeyTile) : now;
+    tile.group[g] = now;
+    tile.soon[g] = reinterpret_cast<const char*>(convert ? next.k : now.v);
+    tile.then[g] = reinterpret_cast<const char*>(convert ? next.v : next.k);
   }
   return tile;
 }
@@ -71,7 +73,9 @@ template <KvType type> KeyTile<KvType::F32> convert(const KeyTile<type>& tile, i
   out.count = tile.count;
   for (int g = 0; g * kLanes < tile.count; ++g) {
     const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(g) * kLanes * n;
-    out.group[g] = out.next[g] = {scratch.k + at, scratch.v + at};
+    out.group[g] = {scratch.k + at, scratch.v + at};
+    out.soon[g] = tile.soon[g];
+    out.then[g] = tile.then[g];
     for (int d = 0; d < n; ++d) f_store(scratch.k + at + d * kLanes, tile.group[g].key(d));
     for (int j = 0; j < min_int(kLanes, tile.count - g * kLanes); ++j)
       for (int d = 0; d < n; d += kLanes) f_store(scratch.v + at + j * n + d, tile.group[g].value(j, d, n));
@@ -113,17 +117,17 @@ inline void soften(const Work& w, int row, uint64_t seen, float* s, State& st) {
   st.m[row] = now;
 }
 
-// One tile for rows [begin, end).
-template <KvType type>
+// One tile for rows [begin, end); bytes: of 16 numbers in a page.
+template <int bytes, KvType type>
 void tile_step(const Work& w, int key, const KeyTile<type>& tile, int begin, int end, State& st) {
   alignas(64) float s[kTileRows * kKeyTile];
-  tile_scores<type>(tile, begin, end, w.q, w.kv.head_dim, s);
+  tile_scores<type, bytes>(tile, begin, end, w.q, w.kv.head_dim, s);
   for (int r = begin; r < end; ++r) {
     const uint64_t seen = w.sight[r].of_tile(key);
     if (seen) soften(w, r, seen, s + r * kKeyTile, st);
     else std::memset(s + r * kKeyTile, 0, sizeof(float) * kKeyTile);
   }
-  tile_values<type>(tile, begin, end, s, w.kv.head_dim, st.o);
+  tile_values<type, bytes>(tile, begin, end, s, w.kv.head_dim, st.o);
 }
 
 void start(const Work& w, State& st) {
@@ -148,11 +152,10 @@ template <KvType type> void split_tiles(const Work& w, int split, State& st) {
     while (begin < end && !w.sight[begin].of_tile(key)) ++begin;
     while (begin < end && !w.sight[end - 1].of_tile(key)) --end;
     if (begin == end) continue;
-    const KeyTile<type> tile = tile_at<type>(w, key, hi);
-    if (type != KvType::F32 && end - begin >= kConvertRows)
-      tile_step(w, key, convert(tile, w.kv.head_dim, scratch), begin, end, st);
-    else
-      tile_step(w, key, tile, begin, end, st);
+    const bool shared = type != KvType::F32 && end - begin >= kConvertRows;
+    const KeyTile<type> tile = tile_at<type>(w, key, hi, shared);
+    if (shared) tile_step<KvGroup<type>::kBytes>(w, key, convert(tile, w.kv.head_dim, scratch), begin, end, st);
+    else tile_step<KvGroup<type>::kBytes>(w, key, tile, begin, end, st);
   }
 }
 

@@ -7,29 +7,30 @@ namespace octavo::OCTAVO_TIER {
 
 constexpr int kGroups = kKeyTile / kLanes;
 
-// A tile of keys: its groups, and the addresses that are read after it.
+// A tile of keys: its groups, and what the passes over them fetch meanwhile.
 template <KvType type> struct KeyTile {
   KvGroup<type> group[kGroups];
-  KvGroup<type> next[kGroups];  // of the following tile
-  int count;                    // keys that some row sees, from the first
+  int count;                  // keys that some row sees, from the first
+  const char* soon[kGroups];  // needed after the scores,
+  const char* then[kGroups];  // after the values: of each group as many numbers as it has in either
 };
 
 template <int bytes> inline void prefetch_bytes(const char* p) {
   for (int i = 0; i < bytes; i += 64) prefetch(p + i);
 }
 
-// Scores of R rows against V groups of keys; meanwhile the same groups' values are fetched.
-template <KvType type, int R, int V>
-inline void score_pass(const KvGroup<type>* group, const float* q, int n, float* s) {
+// Scores of R rows against V groups of keys. `ahead` of each group is fetched, `bytes` for every 16 numbers read.
+template <KvType type, int bytes, int R, int V>
+inline void score_pass(const KvGroup<type>* group, const char* const* ahead, const float* q, int n, float* s) {
   F acc[R][V];
   for (auto& row : acc)
     for (F& x : row) x = f_zero();
 #pragma GCC unroll 1
   for (int i = 0; i < V; ++i) {
-    const char* ahead = reinterpret_cast<const char*>(group[i].v);
+    const char* next = ahead[i];
 #pragma GCC unroll 1
-    for (int d = i * n / V; d < (i + 1) * n / V; ++d, ahead += V * KvGroup<type>::kBytes) {
-      prefetch_bytes<V * KvGroup<type>::kBytes>(ahead);
+    for (int d = i * n / V; d < (i + 1) * n / V; ++d, next += V * bytes) {
+      prefetch_bytes<V * bytes>(next);
       F k[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) k[v] = group[v].key(d);
@@ -45,21 +46,21 @@ inline void score_pass(const KvGroup<type>* group, const float* q, int n, float*
     for (int v = 0; v < V; ++v) f_store(s + r * kKeyTile + v * kLanes, acc[r][v]);
 }
 
-// o[r][d0 + ..] += weights p of R rows times V vectors of values; meanwhile the next tile's keys are fetched.
-template <KvType type, int R, int V>
-inline void value_pass(const KeyTile<type>& tile, int d0, const float* p, int n, float* o) {
+// o[r][d0 + ..] += weights p of R rows times V vectors of values; fetches as `score_pass` does.
+template <KvType type, int bytes, int R, int V>
+inline void value_pass(const KeyTile<type>& tile, const char* const* ahead, int d0, const float* p, int n, float* o) {
   F acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) acc[r][v] = f_load(o + r * n + d0 + v * kLanes);
 #pragma GCC unroll 1
   for (int g = 0; g * kLanes < tile.count; ++g) {
     const KvGroup<type> group = tile.group[g];
-    const char* ahead = reinterpret_cast<const char*>(tile.next[g].k + static_cast<std::ptrdiff_t>(d0) * kLanes);
+    const char* next = ahead[g] + static_cast<std::ptrdiff_t>(d0) * bytes;
     const float* weight = p + g * kLanes;
     const int keys = min_int(kLanes, tile.count - g * kLanes);
 #pragma GCC unroll 1
-    for (int j = 0; j < keys; ++j, ahead += V * KvGroup<type>::kBytes) {
-      prefetch_bytes<V * KvGroup<type>::kBytes>(ahead);
+    for (int j = 0; j < keys; ++j, next += V * bytes) {
+      prefetch_bytes<V * bytes>(next);
       F x[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) x[v] = group.value(j, d0 + v * kLanes, n);
@@ -102,27 +103,34 @@ template <class Fn> inline void each_block(int begin, int end, const Fn& fn) {
 }
 
 // Scores of rows [begin, end) of q [rows, n] against the tile's keys, rounded up to groups: s [rows, 64].
-template <KvType type>
+template <KvType type, int bytes>
 void tile_scores(const KeyTile<type>& tile, int begin, int end, const float* q, int n, float* s) {
   const int groups = (tile.count + kLanes - 1) / kLanes;
+  const char* here[kGroups];  // the first block has fetched what comes
+  for (int g = 0; g < kGroups; ++g) here[g] = reinterpret_cast<const char*>(tile.group[g].k);
   each_block(begin, end, [&](int r, int rows) {
+    const char* const* ahead = r == begin ? tile.soon : here;
     for (int g = 0, v; g < groups; g += v) {
       v = vectors_of(groups - g);
       with_shape<kAttendRows, kAttendVectors>(rows, v, [&](auto R, auto V) {
-        score_pass<type, R(), V()>(tile.group + g, q + static_cast<std::ptrdiff_t>(r) * n, n, s + r * kKeyTile + g * kLanes);
+        score_pass<type, bytes, R(), V()>(tile.group + g, ahead + g, q + static_cast<std::ptrdiff_t>(r) * n, n,
+                                          s + r * kKeyTile + g * kLanes);
       });
     }
   });
 }
 
 // o [rows, n] += p [rows, 64] times the tile's values, for rows [begin, end).
-template <KvType type>
+template <KvType type, int bytes>
 void tile_values(const KeyTile<type>& tile, int begin, int end, const float* p, int n, float* o) {
+  const char* here[kGroups];
+  for (int g = 0; g < kGroups; ++g) here[g] = reinterpret_cast<const char*>(tile.group[g].v);
   each_block(begin, end, [&](int r, int rows) {
+    const char* const* ahead = r == begin ? tile.then : here;
     for (int d = 0, v; d < n; d += v * kLanes) {
       v = vectors_of((n - d) / kLanes);
       with_shape<kAttendRows, kAttendVectors>(rows, v, [&](auto R, auto V) {
-        value_pass<type, R(), V()>(tile, d, p + r * kKeyTile, n, o + static_cast<std::ptrdiff_t>(r) * n);
+        value_pass<type, bytes, R(), V()>(tile, ahead, d, p + r * kKeyTile, n, o + static_cast<std::ptrdiff_t>(r) * n);
       });
     }
   });

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+U64 = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
 Pages = NDArray[np.generic]
 
@@ -53,6 +54,7 @@ class Context:
         starts: I32,
         lens: I32,
         tables: I32,
+        tree: U64 | None,
         heads: int,
         cos: F32 | None,
         sin: F32 | None,
@@ -73,10 +75,12 @@ class Context:
         starts: I32,
         lens: I32,
         tables: I32,
+        tree: U64 | None,
         heads: int,
         scale: float,
         window: int,
         softcap: float,
+        sinks: F32 | None,
         out: F32,
     ) -> None: ...
     def embedding(self, format: str, table: Bytes, columns: int, tokens: I32, scale: float, y: F32) -> None: ...
