@@ -305,3 +305,30 @@ def test_a_tree_has_at_most_64_new_tokens() -> None:
     with pytest.raises(InvalidParameterError, match="up to 64"):
         replace(batch, tree=np.ones(65, np.uint64))
     ragged([(0, 64)], 16, tree=True)
+
+
+def test_plans_kept_for_a_step_serve_each_layer_and_each_batch() -> None:
+    """A program runs layers of different windows, then batches of another shape: as op by op."""
+    full = AttentionSpec(6, 2, 64, 0.125, sinks=np.linspace(-1, 1, 6, dtype=np.float32))
+    near = replace(full, window=40, sinks=None)
+    table = np.random.default_rng(1).standard_normal((50, 10 * 64), np.float32)
+    rope = angles(1200, 64, interleaved=True)
+    context, program = native._native.Context(2, "auto"), native._native.Program()
+    x = program.embedding("F32", table.view(np.uint8), 640, 1.0)
+    q = program.rope_kv_write(x, 0, 6, 2, 64, rope.cos, rope.sin, True, None, 0.0, None, 0.0)
+    for spec in (full, near, full):
+        q = program.attention(q, 0, 6, 2, 64, spec.scale, spec.window, 0.0, spec.sinks)
+    program.finish(q)
+    kv, other = (KVStore(1, 300, 16, 2, 64, "float16") for _ in range(2))
+    bound = native._native.BoundKv(kv.k, kv.v, "float16")
+    for seed, shape in enumerate([[(0, 700), (3, 1)], [(700, 1), (4, 1)], [(701, 1), (5, 1)], [(40, 9)]]):
+        for tree in (False, True) if seed else (False,):
+            batch = ragged(shape, 16, 0, tree)
+            tokens = np.random.default_rng(seed).integers(0, 50, batch.num_tokens).astype(np.int32)
+            arrays = (batch.positions, batch.query_starts, batch.kv_lens, batch.page_tables)
+            got = np.empty((batch.num_tokens, 6 * 64), np.float32)
+            context.run(program, bound, tokens, *arrays, tokens[:0], got, batch.tree)
+            want = BEST.rope_kv_write(table[tokens], other, 0, batch, full, rope)
+            for spec in (full, near, full):
+                want = BEST.attention(want, other, 0, batch, spec)
+            assert np.array_equal(got, want), (shape, tree)
