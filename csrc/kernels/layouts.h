@@ -31,6 +31,8 @@ template <int bytes, int scale_bytes, int span_ = 1> struct Block {
 template <> struct Layout<Format::Q4_0> : Block<288, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 15};
   static constexpr int offset = 8;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 288;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_nibble(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
     for (int g = 0; g < groups; ++g) f_store(s.scale[g], lanes_f16(at(p, g)));
@@ -40,6 +42,8 @@ template <> struct Layout<Format::Q4_0> : Block<288, 32> {
 template <> struct Layout<Format::Q4_1> : Block<320, 64> {
   static constexpr Shape shape = {Kind::Blocks, true, 1, 15};
   static constexpr int offset = 0;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 320;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_nibble(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
     for (int g = 0; g < groups; ++g) {
@@ -57,6 +61,8 @@ static inline B block_five(const uint8_t* q, Index u) {
 template <> struct Layout<Format::Q5_0> : Block<352, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 31};
   static constexpr int offset = 16;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 352;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_five(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
     for (int g = 0; g < groups; ++g) f_store(s.scale[g], lanes_f16(at(p, g)));
@@ -66,6 +72,8 @@ template <> struct Layout<Format::Q5_0> : Block<352, 32> {
 template <> struct Layout<Format::Q5_1> : Block<384, 64> {
   static constexpr Shape shape = {Kind::Blocks, true, 1, 31};
   static constexpr int offset = 0;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 384;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_five(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
     for (int g = 0; g < groups; ++g) {
@@ -79,6 +87,8 @@ template <> struct Layout<Format::Q5_1> : Block<384, 64> {
 template <> struct Layout<Format::Q8_0> : Block<544, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 255};
   static constexpr int offset = 128;
+  static constexpr bool plain = true;
+  static constexpr Index group_bytes = 544;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_load(quants(p, g) + u * kUnit); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
     for (int g = 0; g < groups; ++g) f_store(s.scale[g], lanes_f16(at(p, g)));
@@ -92,6 +102,8 @@ inline constexpr uint8_t kMxfp4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 1
 template <> struct Layout<Format::IQ4_NL> : Block<288, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 255};
   static constexpr int offset = 128;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 288;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_lookup(kIq4, block_nibble(quants(p, g), u)); }
   static void scales(const uint8_t* h, const uint8_t* p, int groups, Scales& s) {
     Layout<Format::Q4_0>::scales(h, p, groups, s);
@@ -101,6 +113,8 @@ template <> struct Layout<Format::IQ4_NL> : Block<288, 32> {
 template <> struct Layout<Format::MXFP4> : Block<272, 16> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 31};
   static constexpr int offset = 12;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 272;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_lookup(kMxfp4, block_nibble(quants(p, g), u)); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
     for (int g = 0; g < groups; ++g)
@@ -116,6 +130,8 @@ template <int span, bool zeros> struct Int4 : Block<(zeros ? 48 : 32) + 256 * sp
   using Base = Block<(zeros ? 48 : 32) + 256 * span, zeros ? 48 : 32, span>;
   static constexpr Shape shape = {Kind::Blocks, zeros, span, 15};
   static constexpr int offset = zeros ? 0 : 8;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = ((zeros ? 48 : 32) + 256 * span) / span;
   static B lanes(const uint8_t* p, Index g, Index u) {
     return block_nibble(Base::quants(p, g) + g % span * 4 * kUnit, u);
   }
@@ -137,6 +153,8 @@ template <> struct Layout<Format::INT4_G128_Z> : Int4<4, true> {};
 template <> struct Layout<Format::INT8> {
   static constexpr Shape shape = {Kind::Whole, false, 1, 255};
   static constexpr int offset = 128;
+  static constexpr bool plain = true;
+  static constexpr Index group_bytes = 512;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_load(p + (8 * g + u) * kUnit); }
   static void scales(const uint8_t* header, const uint8_t*, int, Scales& s) { std::memcpy(s.d, header, sizeof s.d); }
 };
@@ -146,6 +164,8 @@ static inline const int8_t* as_i8(const uint8_t* p) { return reinterpret_cast<co
 template <> struct Layout<Format::IQ4_XS> {
   static constexpr Shape shape = {Kind::Sub32, false, 1, 255};
   static constexpr int offset = 128;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 276;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_lookup(kIq4, block_nibble(p + 160 + 4 * g * kUnit, u)); }
   static void scales(const uint8_t*, const uint8_t* p, int, Scales& s) {
     const int8_t* sub = as_i8(p + kHalves);
@@ -166,6 +186,8 @@ static inline void k_scales(const uint8_t* p, Scales& s) {
 template <> struct Layout<Format::Q4_K> {
   static constexpr Shape shape = {Kind::Sub32, true, 1, 15};
   static constexpr int offset = 0;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 296;
   static B lanes(const uint8_t* p, Index g, Index u) { return pair_nibble(p + 320, g, u); }
   static void scales(const uint8_t*, const uint8_t* p, int, Scales& s) { k_scales(p, s); }
 };
@@ -173,6 +195,8 @@ template <> struct Layout<Format::Q4_K> {
 template <> struct Layout<Format::Q5_K> {
   static constexpr Shape shape = {Kind::Sub32, true, 1, 31};
   static constexpr int offset = 0;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 360;
   static B lanes(const uint8_t* p, Index g, Index u) {
     return b_or(pair_nibble(p + 832, g, u), b_shl(b_shr(b_load(p + 320 + u * kUnit), static_cast<int>(g), 1), 4, 16));
   }
@@ -190,6 +214,8 @@ static inline void sub_scales(const uint8_t* p, int offset, Scales& s) {
 template <> struct Layout<Format::Q6_K> {
   static constexpr Shape shape = {Kind::Sub16, false, 1, 63};
   static constexpr int offset = 32;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 420;
   static B lanes(const uint8_t* p, Index g, Index u) {  // four groups share 16 units of nibbles and 8 of bit pairs
     const B low = b_shr(b_load(p + 288 + (16 * (g >> 2) + 8 * (g & 1) + u) * kUnit), static_cast<int>(2 * (g & 2)), 15);
     const B high = b_shr(b_load(p + 2336 + (8 * (g >> 2) + u) * kUnit), static_cast<int>(2 * (g & 3)), 3);
@@ -201,6 +227,8 @@ template <> struct Layout<Format::Q6_K> {
 template <> struct Layout<Format::Q3_K> {
   static constexpr Shape shape = {Kind::Sub16, false, 1, 15};
   static constexpr int offset = 4;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 228;
   static B lanes(const uint8_t* p, Index g, Index u) {
     const B low = b_shr(b_load(p + 288 + (8 * (g >> 2) + u) * kUnit), static_cast<int>(2 * (g & 3)), 3);
     return b_or(low, b_shl(b_shr(b_load(p + 1312 + u * kUnit), static_cast<int>(g), 1), 2, 4));
@@ -211,6 +239,8 @@ template <> struct Layout<Format::Q3_K> {
 template <> struct Layout<Format::Q2_K> {
   static constexpr Shape shape = {Kind::Sub16, true, 1, 15};
   static constexpr int offset = 0;
+  static constexpr bool plain = false;
+  static constexpr Index group_bytes = 168;
   static B lanes(const uint8_t* p, Index g, Index u) {
     return b_shr(b_load(p + 320 + (8 * (g >> 2) + u) * kUnit), static_cast<int>(2 * (g & 3)), 3);
   }

@@ -10,29 +10,24 @@ namespace octavo::OCTAVO_TIER {
 #define OCTAVO_UNROLL
 #endif
 
-// Where the bytes of step u of group g of panel i come from.
+constexpr Index kAheadChunks = 2;  // how far ahead packed weights are fetched
+
+// Where the bytes of step u of group g of panel i come from. alone: the only pass over its chunk, which fetches a later
+// one as it goes (the hardware's own prefetch starts anew at each 4 KB page).
 struct FromChunk {
+  static constexpr bool alone = false;
   const Chunk* c;
-  // To be read next: the activations and the sums of the following rows, and a stretch of each panel's next chunk.
-  const int8_t* rows;
-  Index row_bytes;
-  const uint8_t* panel[kPanels];
-  Index panel_bytes;
-  void prefetch_group(Index g) const {
-    for (Index b = g * row_bytes / kGroups; b < (g + 1) * row_bytes / kGroups; b += 64) prefetch(rows + b);
-    for (int i = 0; i < kPanels; ++i)
-      for (Index b = g * panel_bytes / kGroups; b < (g + 1) * panel_bytes / kGroups; b += 64) prefetch(panel[i] + b);
-  }
+  void fetch_ahead(Index) const {}
   B operator()(int i, Index g, Index u) const { return b_load(c[i].w[8 * g + u]); }
 };
-template <Format format> struct FromPacked {
-  const uint8_t* const* p;
-  Index group_bytes;
-  // Two chunks ahead, a group at a time: the hardware's own prefetch starts anew at each 4 KB page.
-  void prefetch_group(Index g) const {
-    for (int i = 0; i < kPanels; ++i) {
-      const uint8_t* next = p[i] + (2 * kGroups + g) * group_bytes;
-      for (Index b = 0; b < group_bytes; b += 64) prefetch(next + b);
+template <Format format, bool alone_> struct FromPacked {
+  static constexpr bool alone = alone_;
+  const uint8_t* p[kPanels];
+  void fetch_ahead(Index g) const {
+    constexpr Index bytes = Layout<format>::group_bytes;
+    if constexpr (alone) {
+      OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i)
+        OCTAVO_UNROLL for (Index b = 0; b < bytes; b += 64) prefetch(p[i] + (kAheadChunks * kGroups + g) * bytes + b);
     }
   }
   B operator()(int i, Index g, Index u) const { return Layout<format>::lanes(p[i], g, u); }
@@ -79,7 +74,7 @@ static inline void dots(const Source& source, Index g, const ChunkRows& a, const
         out[r][i] = scaled ? i_add(out[r][i], i_scaled(d[r][i], sub[i])) : d[r][i];
   } else {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(OCTAVO_AVX_VNNI)
-    constexpr int flush = shape.flush();
+    constexpr int flush = shape.flush() < last - first ? shape.flush() : last - first;
     for (Index u0 = first; u0 < last; u0 += flush) {
       H h[N];
       OCTAVO_UNROLL for (int r = 0; r < N; ++r) h[r] = h_zero();
@@ -122,7 +117,7 @@ static inline void blocks_pass(const Source& source, const Scales* const (&s)[kP
       OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) d[r][i] = start;
     }
     OCTAVO_UNROLL for (int j = 0; j < shape.span; ++j) {
-      source.prefetch_group(g + j);
+      source.fetch_ahead(g + j);
       dots<shape, false, N, 0, 8>(source, g + j, a, {}, d);
     }
     OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) {
@@ -148,7 +143,7 @@ static inline void supers_pass(const Source& source, const Scales* const (&s)[kP
   OCTAVO_UNROLL for (int r = 0; r < N; ++r)
     OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) d[r][i] = kMerged<shape> ? offsets(i_zero(), r, i) : i_zero();
   for (Index g = 0; g < kGroups; ++g) {
-    source.prefetch_group(g);
+    source.fetch_ahead(g);
     const uint8_t *sub[kPanels], *next[kPanels];
     OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) {
       sub[i] = s[i]->sub[halves ? 2 * g : g];
@@ -182,7 +177,7 @@ static inline void whole_pass(const Source& source, const Scales* const (&s)[kPa
     OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i) d[r][i] = dot_start<shape>(offset, total);
   }
   for (Index g = 0; g < groups; ++g) {
-    source.prefetch_group(g);
+    source.fetch_ahead(g);
     dots<shape, false, N, 0, 8>(source, g, a, {}, d);
   }
   OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i)

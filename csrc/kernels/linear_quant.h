@@ -5,16 +5,19 @@
 
 namespace octavo::OCTAVO_TIER {
 
+// Bytes that lie packed as the dot wants them, so that unpacking a chunk would only copy it.
+template <Format format> constexpr bool kPlain = Layout<format>::plain && kExactDots;
+
 template <Shape shape, class Source>
 static inline void rows_dispatch(int n, const Source& source, const Scales* const (&s)[kPanels], int offset,
                                  const ChunkRows& a, float* const (&acc)[kPanels]) {
-  constexpr bool direct = !std::is_same_v<Source, FromChunk>;
+  constexpr bool direct = Source::alone;
 #define OCTAVO_CASE(N, used) \
   case N: if constexpr (used) return chunk_pass<shape, N>(source, s, offset, a, acc); else break;
   switch (n) {  // many rows are split evenly, so a pass over a chunk has more than half of kRows
     OCTAVO_CASE(1, direct || kRows < 2)
-    OCTAVO_CASE(2, direct || kRows < 6)
-    OCTAVO_CASE(3, true)
+    OCTAVO_CASE(2, kRows >= 2 && (direct || kRows < 6))
+    OCTAVO_CASE(3, kRows >= 3)
     OCTAVO_CASE(4, kRows >= 4)
     OCTAVO_CASE(5, kRows >= 5)
     OCTAVO_CASE(6, kRows >= 6)
@@ -52,6 +55,32 @@ template <Format format> static inline void unpack(const uint8_t* p, int groups,
     for (int u = 0; u < 8; ++u) b_store(c.w[8 * g + u], Layout<format>::lanes(p, g, u));
 }
 
+static inline void fetch(const void* from, Index bytes) {
+  for (Index b = 0; b < bytes; b += 64) prefetch(static_cast<const uint8_t*>(from) + b);
+}
+
+// One chunk for all rows [row0, row1), split evenly into passes: 9 = 5 + 4. Each pass fetches the next one's activations
+// and a part of a later chunk.
+template <Shape shape, class Source>
+static inline void all_rows(const Source& source, const Scales* const (&s)[kPanels], int offset, const Activations& a,
+                            int k0, int row0, int row1, const uint8_t* const (&p)[kPanels], Index chunk_bytes,
+                            float* const (&acc)[kPanels]) {
+  const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows;
+  const Index part = chunk_bytes / passes;
+  for (int pass = 0, r = 0; pass < passes; ++pass) {
+    const int n = (rows - r + passes - pass - 1) / (passes - pass);
+    const ChunkRows x(a, k0, row0 + r);
+    float* at[kPanels];
+    for (int i = 0; i < kPanels; ++i) {
+      at[i] = acc[i] + kLanes * r;
+      if (passes > 1) fetch(p[i] + kAheadChunks * chunk_bytes + pass * part, part);
+    }
+    if (pass + 1 < passes) fetch(x.q + n * x.width, n * x.width);
+    rows_dispatch<shape>(n, source, s, offset, x, at);
+    r += n;
+  }
+}
+
 // kPanels panels for rows [row0, row1).
 template <Format format>
 static void panels_of(const uint8_t* const (&packed)[kPanels], const Activations& a, int row0, int row1,
@@ -59,43 +88,39 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const Activations
   using L = Layout<format>;
   constexpr Shape shape = L::shape.normal();
   const FormatInfo& info = info_of(format);
-  const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows, block = row0 / kBlockRows;
-  const int first_row = block * kBlockRows;
+  const int rows = row1 - row0, block = row0 / kBlockRows;
+  const Index chunk_bytes = static_cast<Index>(info.packed_bytes) * kChunk / info.block;
   Chunk c[kPanels];
   const Scales* s[kPanels];
-  const uint8_t* p[kPanels];
   for (int i = 0; i < kPanels; ++i) {
     s[i] = &c[i].s;
     std::memset(acc[i], 0, sizeof(float) * kLanes * rows);
   }
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
     const int groups = min_int(kChunk, a.k - k0) / kGroup;
+    const uint8_t* p[kPanels];
     for (int i = 0; i < kPanels; ++i) {
-      p[i] = packed[i] + info.packed_header + static_cast<Index>(k0 / info.block) * info.packed_bytes;
+      p[i] = packed[i] + info.packed_header + k0 / kChunk * chunk_bytes;
       L::scales(packed[i], p[i], groups, c[i].s);
     }
     const int32_t* first = a.first + k0 / kChunk * a.blocks() + block;
-    const Outlier *from = a.outliers + first[0], *to = a.outliers + first[1];
-    if (rows <= kDirectRows) {
-      const FromPacked<format> source = {p, static_cast<Index>(info.packed_bytes) * kGroup / info.block};
-      rows_dispatch<shape>(rows, source, s, L::offset, ChunkRows(a, k0, row0), acc);
-      add_outliers<shape>(source, s, L::offset, from, to, row0 - first_row, row1 - first_row, acc);
-      continue;
+    const auto run = [&](auto source) {
+      all_rows<shape>(source, s, L::offset, a, k0, row0, row1, p, chunk_bytes, acc);
+      add_outliers<shape>(source, s, L::offset, a.outliers + first[0], a.outliers + first[1], row0 - block * kBlockRows,
+                          row1 - block * kBlockRows, acc);
+    };
+    const auto packed_source = [&](auto source) {
+      for (int i = 0; i < kPanels; ++i) source.p[i] = p[i];
+      run(source);
+    };
+    if (rows <= min_int(kRows, kDirectRows)) {
+      packed_source(FromPacked<format, true>{});
+    } else if constexpr (kPlain<format>) {
+      packed_source(FromPacked<format, false>{});
+    } else {
+      for (int i = 0; i < kPanels; ++i) unpack<format>(p[i], groups, c[i]);
+      run(FromChunk{c});
     }
-    for (int i = 0; i < kPanels; ++i) unpack<format>(p[i], groups, c[i]);
-    FromChunk source = {c, nullptr, 0, {}, static_cast<Index>(info.packed_bytes) * kChunk / info.block / passes};
-    for (int pass = 0, r = 0; pass < passes; ++pass) {  // rows split evenly: 9 = 5 + 4
-      const int n = (rows - r + passes - pass - 1) / (passes - pass);
-      const Index width = min_int(kChunk, a.k - k0);
-      source.row_bytes = n * width;
-      source.rows = a.q + a.start(k0, row0 + r) + source.row_bytes;
-      for (int i = 0; i < kPanels; ++i) source.panel[i] = p[i] + source.panel_bytes * (passes + pass);
-      float* at[kPanels];
-      for (int i = 0; i < kPanels; ++i) at[i] = acc[i] + kLanes * r;
-      rows_dispatch<shape>(n, source, s, L::offset, ChunkRows(a, k0, row0 + r), at);
-      r += n;
-    }
-    add_outliers<shape>(source, s, L::offset, from, to, row0 - first_row, row1 - first_row, acc);
   }
 }
 
