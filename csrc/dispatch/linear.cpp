@@ -147,8 +147,9 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
     alignas(64) float acc[2][kBlockRows * kLanes];
     float* const out[2] = {acc[0], acc[1]};
     const int count = std::min(2, s.panel_count() - p), m = row1 - row0;
-    const uint8_t* const at[2] = {s.panels + p * s.panel_bytes, s.panels + (p + count - 1) * s.panel_bytes};
-    kernels_.panels(s.format, at, count, a, row0, row1, out);
+    const uint8_t *first = s.panels + p * s.panel_bytes, *second = first + (count - 1) * s.panel_bytes;
+    const PanelPair panels = {count, {first, second}, {first + 2 * s.panel_bytes, second + 2 * s.panel_bytes}};
+    kernels_.panels(s.format, panels, a, row0, row1, out);
     for (int i = 0; i < count; ++i) {
       const int column = s.first_row + (p + i) * kLanes, n = std::min(kLanes, s.rows - (p + i) * kLanes);
       const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + column;
@@ -160,11 +161,14 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
     float* const out[2] = {acc[0], acc[1]};
     const Segment* const both[2] = {&s, &w.segments[1]};
     const int n = std::min(kLanes, s.rows - p * kLanes), m = row1 - row0;
-    const uint8_t* const at[2] = {s.panels + p * s.panel_bytes, both[1]->panels + p * both[1]->panel_bytes};
+    const auto panel = [p](const Segment& of) { return of.panels + p * of.panel_bytes; };
     if (s.format == both[1]->format) {
-      kernels_.panels(s.format, at, 2, a, row0, row1, out);
+      const PanelPair panels = {2, {panel(s), panel(*both[1])}, {panel(s) + s.panel_bytes, panel(*both[1]) + s.panel_bytes}};
+      kernels_.panels(s.format, panels, a, row0, row1, out);
     } else {
-      for (int i = 0; i < 2; ++i) kernels_.panels(both[i]->format, at + i, 1, a, row0, row1, out + i);
+      for (int i = 0; i < 2; ++i)
+        kernels_.panels(both[i]->format, {1, {panel(*both[i]), nullptr}, {panel(*both[i]) + both[i]->panel_bytes, nullptr}}, a,
+                        row0, row1, out + i);
     }
     if (bias)
       for (int i = 0; i < 2; ++i) kernels_.store_rows(acc[i], m, n, bias_of(*both[i], p), nullptr, acc[i], kLanes);

@@ -69,6 +69,14 @@ struct Activations {
 // 1/28 of that mean, whatever few huge activations it holds (docs/performance.md); a row has at most k / 20 of them.
 constexpr float kOutlier = 4.5f;
 
+// What one call of the matrix kernel takes: one or two panels of one format. next: what the same thread will probably
+// read after them, to be fetched meanwhile; any address will do.
+struct PanelPair {
+  int count;
+  const uint8_t* packed[2];
+  const uint8_t* next[2];
+};
+
 enum class Act : int { None, Silu, GeluTanh };
 enum class KvType : int { F32, F16, BF16 };
 
@@ -129,10 +137,9 @@ struct Kernels {
   int (*quantize)(const float* x, const Activations& a, int row, Outlier* outliers, int32_t* counts);
   // One row of k floats to bf16, round to nearest even; null: the tier reads f32 for Bf16 formats.
   void (*round_bf16)(const float* x, int k, uint16_t* y);
-  // `count` panels (1 or 2; 16 columns each, all of K) for rows [row0, row1) of a, which lie in one block of kBlockRows:
+  // Panels (16 columns each, all of K) for rows [row0, row1) of a, which lie in one block of kBlockRows:
   // acc[i] f32 [(row1 - row0), 16] is overwritten.
-  void (*panels)(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
-                 float* const acc[2]);
+  void (*panels)(Format format, const PanelPair& w, const Activations& a, int row0, int row1, float* const acc[2]);
   // 16 rows of a packed panel back to floats: out[lane] is the row of lane, k floats.
   void (*unpack_rows)(Format format, const uint8_t* packed, int k, float scale, float* const out[kLanes]);
   // y[i] = act(gate[i]) * up[i].

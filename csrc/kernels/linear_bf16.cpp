@@ -140,12 +140,11 @@ void panels_of(const uint8_t* const (&packed)[2], const Activations& a, int row0
   }
 }
 
-void panels(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
-            float* const acc[2]) {
-  if (info_of(format).family != Family::Bf16) return kAvx512.panels(format, packed, count, a, row0, row1, acc);
+void panels(Format format, const PanelPair& w, const Activations& a, int row0, int row1, float* const acc[2]) {
+  if (info_of(format).family != Family::Bf16) return kAvx512.panels(format, w, a, row0, row1, acc);
   alignas(64) float spare[kBlockRows * kLanes];
-  const bool two = count == 2;
-  const uint8_t* const p[2] = {packed[0], packed[two]};
+  const bool two = w.count == 2;
+  const uint8_t* const p[2] = {w.packed[0], w.packed[two]};
   float* const out[2] = {acc[0], two ? acc[1] : spare};
   switch (format) {
     case Format::BF16: return panels_of<Format::BF16>(p, a, row0, row1, out);

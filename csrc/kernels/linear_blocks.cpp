@@ -7,10 +7,9 @@ namespace octavo::OCTAVO_TIER {
   X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4) X(INT8) \
   X(INT4_G32) X(INT4_G64) X(INT4_G128) X(INT4_G32_Z) X(INT4_G64_Z) X(INT4_G128_Z)
 
-void panels_blocks(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
-                   float* const acc[2]) {
+void panels_blocks(Format format, const PanelPair& w, const Activations& a, int row0, int row1, float* const acc[2]) {
   switch (format) {
-#define X(name) case Format::name: return panels_any<Format::name>(packed, count, a, row0, row1, acc);
+#define X(name) case Format::name: return panels_any<Format::name>(w, a, row0, row1, acc);
     OCTAVO_FORMATS(X)
 #undef X
     default: return;

@@ -103,15 +103,14 @@ void panels_of(const uint8_t* const (&packed)[kPanels], const Activations& a, in
 }
 
 template <Format format>
-void panels_any(const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
-                float* const acc[2]) {
+void panels_any(const PanelPair& w, const Activations& a, int row0, int row1, float* const acc[2]) {
   if constexpr (kPanels == 1) {
-    for (int i = 0; i < count; ++i) panels_of<format>({packed[i]}, a, row0, row1, {acc[i]});
-  } else if (count == 2) {
-    panels_of<format>({packed[0], packed[1]}, a, row0, row1, {acc[0], acc[1]});
+    for (int i = 0; i < w.count; ++i) panels_of<format>({w.packed[i]}, a, row0, row1, {acc[i]});
+  } else if (w.count == 2) {
+    panels_of<format>({w.packed[0], w.packed[1]}, a, row0, row1, {acc[0], acc[1]});
   } else {
     alignas(64) float spare[kBlockRows * kLanes];
-    panels_of<format>({packed[0], packed[0]}, a, row0, row1, {acc[0], spare});
+    panels_of<format>({w.packed[0], w.packed[0]}, a, row0, row1, {acc[0], spare});
   }
 }
 
@@ -147,10 +146,9 @@ void rows_of(const uint8_t* packed, int k, float scale, float* const out[kLanes]
 
 #define OCTAVO_FORMATS(X) X(F32) X(F16) X(BF16) X(FP8_E4M3) X(FP8_E4M3_B128)
 
-void panels_floats(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
-                   float* const acc[2]) {
+void panels_floats(Format format, const PanelPair& w, const Activations& a, int row0, int row1, float* const acc[2]) {
   switch (format) {
-#define X(name) case Format::name: return panels_any<Format::name>(packed, count, a, row0, row1, acc);
+#define X(name) case Format::name: return panels_any<Format::name>(w, a, row0, row1, acc);
     OCTAVO_FORMATS(X)
 #undef X
     default: return;

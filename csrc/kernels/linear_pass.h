@@ -10,7 +10,7 @@ namespace octavo::OCTAVO_TIER {
 #define OCTAVO_UNROLL
 #endif
 
-constexpr Index kAheadChunks = 2;  // how far ahead packed weights are fetched
+constexpr int kAheadChunks = 2;  // how far ahead packed weights are fetched
 
 // Where the bytes of step u of group g of panel i come from. alone: the only pass over its chunk, which fetches a later
 // one as it goes (the hardware's own prefetch starts anew at each 4 KB page).
@@ -23,11 +23,12 @@ struct FromChunk {
 template <Format format, bool alone_> struct FromPacked {
   static constexpr bool alone = alone_;
   const uint8_t* p[kPanels];
+  const uint8_t* later[kPanels];
   void fetch_ahead(Index g) const {
     constexpr Index bytes = Layout<format>::group_bytes;
     if constexpr (alone) {
       OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i)
-        OCTAVO_UNROLL for (Index b = 0; b < bytes; b += 64) prefetch(p[i] + (kAheadChunks * kGroups + g) * bytes + b);
+        OCTAVO_UNROLL for (Index b = 0; b < bytes; b += 64) prefetch(later[i] + g * bytes + b);
     }
   }
   B operator()(int i, Index g, Index u) const { return Layout<format>::lanes(p[i], g, u); }

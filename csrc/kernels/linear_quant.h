@@ -63,7 +63,7 @@ static inline void fetch(const void* from, Index bytes) {
 // and a part of a later chunk.
 template <Shape shape, class Source>
 static inline void all_rows(const Source& source, const Scales* const (&s)[kPanels], int offset, const Activations& a,
-                            int k0, int row0, int row1, const uint8_t* const (&p)[kPanels], Index chunk_bytes,
+                            int k0, int row0, int row1, const uint8_t* const (&later)[kPanels], Index chunk_bytes,
                             float* const (&acc)[kPanels]) {
   const int rows = row1 - row0, passes = (rows + kRows - 1) / kRows;
   const Index part = chunk_bytes / passes;
@@ -73,7 +73,7 @@ static inline void all_rows(const Source& source, const Scales* const (&s)[kPane
     float* at[kPanels];
     for (int i = 0; i < kPanels; ++i) {
       at[i] = acc[i] + kLanes * r;
-      if (passes > 1) fetch(p[i] + kAheadChunks * chunk_bytes + pass * part, part);
+      if (passes > 1) fetch(later[i] + pass * part, part);
     }
     if (pass + 1 < passes) fetch(x.q + n * x.width, n * x.width);
     rows_dispatch<shape>(n, source, s, offset, x, at);
@@ -83,8 +83,8 @@ static inline void all_rows(const Source& source, const Scales* const (&s)[kPane
 
 // kPanels panels for rows [row0, row1).
 template <Format format>
-static void panels_of(const uint8_t* const (&packed)[kPanels], const Activations& a, int row0, int row1,
-                      float* const (&acc)[kPanels]) {
+static void panels_of(const uint8_t* const (&packed)[kPanels], const uint8_t* const (&next)[kPanels],
+                      const Activations& a, int row0, int row1, float* const (&acc)[kPanels]) {
   using L = Layout<format>;
   constexpr Shape shape = L::shape.normal();
   const FormatInfo& info = info_of(format);
@@ -98,19 +98,24 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const Activations
   }
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
     const int groups = min_int(kChunk, a.k - k0) / kGroup;
-    const uint8_t* p[kPanels];
+    const int after = k0 / kChunk + kAheadChunks, over = after - a.chunks();
+    const uint8_t *p[kPanels], *later[kPanels];
     for (int i = 0; i < kPanels; ++i) {
+      later[i] = info.packed_header + (over < 0 ? packed[i] + after * chunk_bytes : next[i] + over * chunk_bytes);
       p[i] = packed[i] + info.packed_header + k0 / kChunk * chunk_bytes;
       L::scales(packed[i], p[i], groups, c[i].s);
     }
     const int32_t* first = a.first + k0 / kChunk * a.blocks() + block;
     const auto run = [&](auto source) {
-      all_rows<shape>(source, s, L::offset, a, k0, row0, row1, p, chunk_bytes, acc);
+      all_rows<shape>(source, s, L::offset, a, k0, row0, row1, later, chunk_bytes, acc);
       add_outliers<shape>(source, s, L::offset, a.outliers + first[0], a.outliers + first[1], row0 - block * kBlockRows,
                           row1 - block * kBlockRows, acc);
     };
     const auto packed_source = [&](auto source) {
-      for (int i = 0; i < kPanels; ++i) source.p[i] = p[i];
+      for (int i = 0; i < kPanels; ++i) {
+        source.p[i] = p[i];
+        source.later[i] = later[i];
+      }
       run(source);
     };
     if (rows <= min_int(kRows, kDirectRows)) {
@@ -125,15 +130,14 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const Activations
 }
 
 template <Format format>
-static void panels_any(const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
-                       float* const acc[2]) {
+static void panels_any(const PanelPair& w, const Activations& a, int row0, int row1, float* const acc[2]) {
   if constexpr (kPanels == 1) {
-    for (int i = 0; i < count; ++i) panels_of<format>({packed[i]}, a, row0, row1, {acc[i]});
-  } else if (count == 2) {
-    panels_of<format>({packed[0], packed[1]}, a, row0, row1, {acc[0], acc[1]});
+    for (int i = 0; i < w.count; ++i) panels_of<format>({w.packed[i]}, {w.next[i]}, a, row0, row1, {acc[i]});
+  } else if (w.count == 2) {
+    panels_of<format>({w.packed[0], w.packed[1]}, {w.next[0], w.next[1]}, a, row0, row1, {acc[0], acc[1]});
   } else {  // the same panel twice: it costs nothing that memory does not
     alignas(64) float spare[kBlockRows * kLanes];
-    panels_of<format>({packed[0], packed[0]}, a, row0, row1, {acc[0], spare});
+    panels_of<format>({w.packed[0], w.packed[0]}, {w.next[0], w.next[0]}, a, row0, row1, {acc[0], spare});
   }
 }
 

@@ -1,6 +1,8 @@
 // Row-wise functions: norms, activation quantization, gates. A row's result depends on that row alone.
 #include "rows.h"
 
+#include <limits>
+
 #include "simd.h"
 
 namespace octavo::OCTAVO_TIER {
@@ -36,13 +38,45 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
   }
 }
 
+namespace {
+
+constexpr float kSmall = 1e-15f;
+constexpr float kLeast = 1e-36f;  // 127 over less is no float; the scale would be denormal, and so 0
+
+inline float max_float(float a, float b) { return a > b ? a : b; }
+
+bool finite(const float* x, int n) {
+  for (int i = 0; i < n; ++i)
+    if (!std::isfinite(x[i])) return false;
+  return true;
+}
+
+// A row with NaN or infinity in it: its scales, and so all results, are NaN.
+int refuse_row(const Activations& a, int row, int32_t* counts) {
+  for (int k0 = 0; k0 < a.k; k0 += kChunk) {
+    const int c = k0 / kChunk;
+    const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(c) * a.rows + row;
+    counts[c] = 0;
+    a.scale[at] = std::numeric_limits<float>::quiet_NaN();
+    std::memset(a.q + a.start(k0, row), 0, min_int(kChunk, a.k - k0));
+    std::memset(a.sum16 + 16 * at, 0, 16 * sizeof *a.sum16);
+    std::memset(a.sum32 + 8 * at, 0, 8 * sizeof *a.sum32);
+  }
+  return 0;
+}
+
+}  // namespace
+
 int quantize(const float* x, const Activations& a, int row, Outlier* outliers, int32_t* counts) {
   F squares = f_zero();
   for (int i = 0; i < a.k; i += 16) {
     const F v = f_load(x + i);
     squares = f_fma(v, v, squares);
   }
-  const F bound = f_set1(kOutlier * std::sqrt(f_sum(squares) / static_cast<float>(a.k)));
+  const float mean = f_sum(squares) / static_cast<float>(a.k);
+  if (!std::isfinite(mean) && !finite(x, a.k)) return refuse_row(a, row, counts);
+  // Squares of numbers far below kSmall vanish, and above a bound of 0 everything would be an outlier.
+  const F bound = f_set1(max_float(kOutlier * std::sqrt(mean), kSmall));
   const F below = f_sub(f_zero(), bound);
   int found = 0;
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
@@ -51,7 +85,7 @@ int quantize(const float* x, const Activations& a, int row, Outlier* outliers, i
     F top = f_zero();
     for (int i = 0; i < n; i += 16) {
       const F v = f_load(x + k0 + i), size = f_abs(v);
-      const F small = f_zero_below(v, f_sub(f_zero(), size), below);  // NaN becomes 0 and no outlier
+      const F small = f_zero_below(v, f_sub(f_zero(), size), below);
       for (unsigned large = f_above(size, bound); large; large &= large - 1) {
         const int at = i + __builtin_ctz(large);
         outliers[found++] = {static_cast<uint16_t>(row % kBlockRows), static_cast<uint16_t>(at), x[k0 + at]};
@@ -60,7 +94,7 @@ int quantize(const float* x, const Activations& a, int row, Outlier* outliers, i
       top = f_max(top, f_abs(small));
     }
     counts[c] = found - before;
-    const float most = f_hmax(top), inverse = most > 0 ? 127.0f / most : 0.0f;
+    const float most = f_hmax(top), inverse = most > kLeast ? 127.0f / most : 0.0f;
     const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(c) * a.rows + row;
     int8_t* q = a.q + a.start(k0, row);
     a.scale[at] = most / 127.0f;

@@ -4,13 +4,12 @@
 
 namespace octavo::OCTAVO_TIER {
 
-void panels(Format format, const uint8_t* const packed[2], int count, const Activations& a, int row0, int row1,
-            float* const acc[2]) {
+void panels(Format format, const PanelPair& w, const Activations& a, int row0, int row1, float* const acc[2]) {
   switch (info_of(format).family) {
-    case Family::Supers: return panels_supers(format, packed, count, a, row0, row1, acc);
-    case Family::Blocks: return panels_blocks(format, packed, count, a, row0, row1, acc);
+    case Family::Supers: return panels_supers(format, w, a, row0, row1, acc);
+    case Family::Blocks: return panels_blocks(format, w, a, row0, row1, acc);
     case Family::Bf16:
-    case Family::Float: return panels_floats(format, packed, count, a, row0, row1, acc);
+    case Family::Float: return panels_floats(format, w, a, row0, row1, acc);
   }
 }
 
