@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import pytest
@@ -106,3 +108,40 @@ def test_logprobs_keep_the_order_and_name_a_token_once() -> None:
     result = assemble_logprobs(ranked, str)
     assert list(result) == [7, 3]
     assert (result[7].logprob, result[7].rank, result[7].decoded_token) == (pytest.approx(-1.5), 2, "7")
+
+
+def test_without_stop_strings_tokens_become_text_when_somebody_looks() -> None:
+    pieces = Pieces(["ab", "", "c", "d"], rest="!")
+    seen: list[int] = []
+    plain = pieces.append
+    pieces.append = lambda token: seen.append(token) or plain(token)  # type: ignore[method-assign,func-returns-value]
+    builder = TextBuilder(pieces)
+    assert [builder.append(i) for i in (0, 1, 2)] == [None] * 3
+    assert seen == []
+    assert builder.text == "abc"
+    assert builder.text == "abc"
+    builder.append(3)
+    builder.finish()
+    assert builder.text == "abcd!"
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_reader_in_another_thread_loses_nothing() -> None:
+    builder = TextBuilder(Pieces([str(i % 10) for i in range(20_000)]))
+    done = threading.Event()
+    shown: list[str] = []
+
+    def read() -> None:
+        while not done.is_set():
+            shown.append(builder.text)
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for i in range(20_000):
+            builder.append(i)
+        done.set()
+    for reader in readers:
+        reader.result()
+    whole = "".join(str(i % 10) for i in range(20_000))
+    assert builder.text == whole
+    assert all(whole.startswith(text) for text in shown)

@@ -32,7 +32,7 @@ def test_decodes_chunks_and_prompt_logits_side_by_side() -> None:
     assert batch.page_tables.tolist() == [[4, -1], [2, 3], [7, -1]]
     assert batch.logit_rows.tolist() == [0, 5, 6]
     assert plan.sampling == [0, 2]
-    assert {a.dtype.name for a in vars(batch).values()} == {"int32"}
+    assert {a.dtype.name for a in vars(batch).values() if a is not None} == {"int32"}
 
 
 def test_decodes_only() -> None:
@@ -43,7 +43,20 @@ def test_decodes_only() -> None:
     assert batch.tokens.tolist() == [7, 2]
     assert batch.positions.tolist() == [2, 1]
     assert batch.logit_rows.tolist() == [0, 1]
-    assert {a.dtype.name for a in vars(batch).values()} == {"int32"}
+    assert {a.dtype.name for a in vars(batch).values() if a is not None} == {"int32"}
+
+
+def test_a_plan_of_decodes_makes_the_same_batch_whichever_way_it_was_put_together() -> None:
+    sequences = [sequence([5, 6, 7], 2, [4]), sequence([1, 2], 1, [3, 9]), sequence([8], 0, [2])]
+    listed = StepPlan()
+    for each in sequences:
+        listed.add(each, 1)
+    whole = StepPlan.of_decodes(sequences, plain=True)
+    for name, want in vars(flatten(listed)).items():
+        got = getattr(flatten(whole), name)
+        assert (got is want) if want is None else (got.dtype == want.dtype and got.tolist() == want.tolist()), name
+    assert (whole.sampling, whole.counts, whole.logit_counts) == (listed.sampling, listed.counts, listed.logit_counts)
+    assert (whole.num_tokens, whole.num_logit_rows) == (listed.num_tokens, listed.num_logit_rows)
 
 
 def test_a_chunk_without_logits() -> None:

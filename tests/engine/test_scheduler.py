@@ -140,3 +140,50 @@ def test_prompt_logprobs_take_few_rows_of_logits_at_a_time() -> None:
 def test_impossible_configurations_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**{"max_model_len": 256, "num_pages": 64, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_plain_steps_end_and_share_as_all_others(caching: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way through a step gives the same outputs, pages and plans as the long way, whatever ends when."""
+    prompts = [prompt(n, n) for n in (3, 40, 17, 1, 9, 60, 31)]
+    params = [greedy(10 + 7 * i, stop_token_ids=[i]) for i in range(7)]
+
+    def outcome(short: bool) -> object:
+        engine, oracle = oracle_engine(num_pages=24, max_num_seqs=6, enable_prefix_caching=caching)
+        taken = []
+        advance = engine.scheduler.advance
+        monkeypatch.setattr(
+            engine.scheduler, "advance", lambda plan, tokens: taken.append(plan) or advance(plan, tokens)
+        )
+        if not short:
+            monkeypatch.setattr(engine.scheduler, "_plan_steady", lambda: None)
+        outputs = generate(engine, prompts, params)
+        assert bool(taken) is short
+        assert not short or len(taken) > len(oracle.plans) / 2
+        stats = engine.stats()
+        texts = [(o.outputs[0].token_ids, o.outputs[0].text, o.outputs[0].finish_reason, o.metrics) for o in outputs]
+        named = [(*text[:3], text[3].cached_prompt_tokens, text[3].preemptions) for text in texts]
+        return named, oracle.plans, stats.generated_tokens, stats.prompt_tokens, stats.preemptions, stats.cache
+
+    assert outcome(short=True) == outcome(short=False)
+
+
+def test_a_step_is_plain_only_if_all_of_it_is() -> None:
+    engine, _ = oracle_engine()
+    groups = [queue(engine, prompt(4), greedy()) for _ in range(2)]
+    engine.step()
+    assert not engine.scheduler.plan.decodes  # prompts
+    engine.step()
+    assert engine.scheduler.plan.plain
+    cases = ({"logprobs": 1}, {"stop": ["x"]}, {"presence_penalty": 1}, {"temperature": 1}, {"logit_bias": {1: 2.0}})
+    for case in ({"min_tokens": 9}, *cases):
+        params = SamplingParams(**{"temperature": 0, "max_tokens": 20, **case})  # type: ignore[arg-type]
+        other = queue(engine, prompt(5), params)
+        engine.step()
+        engine.step()
+        plain = params.min_tokens > 0  # without end-of-sequence ids there is nothing that it forbids
+        assert engine.scheduler.plan.decodes
+        assert engine.scheduler.plan.plain is plain, case
+        engine.abort(other)
+    run(engine, groups)
+    check_idle(engine)

@@ -242,3 +242,27 @@ def test_stats_count_what_was_done() -> None:
     assert stats.steps == 5
     assert stats.running == stats.waiting == 0
     assert min(stats.schedule_s, stats.run_s, stats.sample_s, stats.commit_s) > 0
+
+
+def test_nan_in_a_plain_step_fails_its_row_alone() -> None:
+    engine, oracle = oracle_engine()
+    groups = [queue(engine, [i, *PROMPT], greedy(20)) for i in range(3)]
+    for _ in range(3):
+        engine.step()
+    plain = oracle.run
+
+    def broken(plan: StepPlan) -> np.ndarray:
+        logits = plain(plan)
+        logits[1] = np.nan
+        return logits
+
+    oracle.run = broken  # type: ignore[method-assign]
+    engine.step()
+    assert engine.scheduler.plan.plain
+    oracle.run = plain  # type: ignore[method-assign]
+    run(engine, groups)
+    check_idle(engine)
+    assert groups[1].error is not None
+    assert "NaN" in groups[1].error
+    for i in (0, 2):
+        assert groups[i].output().outputs[0].token_ids == oracle.answer([i, *PROMPT], 20)

@@ -23,6 +23,7 @@ from octavo.formats.gguf import GGUFFile
 from octavo.models.decoder import Model
 from octavo.models.loader import load_model
 from octavo.ops import make_ops
+from octavo.sampling.sampler import plain_argmax
 
 __all__ = [
     "BACKENDS",
@@ -114,6 +115,9 @@ class Oracle:
                 row[self.next_token(seen[: last + 1].tolist())] = 9
                 rows.append(row)
         return np.array(rows, np.float32).reshape(len(rows), self.vocab)
+
+    def argmax(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        return plain_argmax(logits)
 
 
 def oracle_engine(

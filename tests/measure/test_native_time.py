@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from helpers.batches import make_batch
 from octavo.measure.random_weights import random_tensor
 from octavo.ops.api import Norm
+from octavo.ops.kv import KVStore
 
 native = pytest.importorskip("octavo.ops.native", exc_type=ImportError)
 
@@ -28,6 +30,19 @@ def test_calls_are_counted_while_the_context_lasts() -> None:
         assert spent.seconds > 0
     ops.rms_norm(x, norm)
     assert (spent.calls, ops._context) == (2, context)
+
+
+def test_captured_steps_and_argmax_are_counted() -> None:
+    from octavo.ops.native_time import timed_calls
+
+    ops = native.NativeOps(1)
+    table = random_tensor("Q8_0", 48, 64)
+    run = ops.capture(lambda o, batch, kv: o.embedding(table, batch.tokens))
+    kv = KVStore(1, 1, 16, 1, 16, "float32")
+    batch = make_batch([[1, 2, 3]], [0], [[0]])
+    with timed_calls(ops) as spent:
+        ops.argmax(run(batch, kv))
+    assert spent.calls == 2
 
 
 def test_the_clock_is_gone_after_an_error() -> None:

@@ -87,3 +87,15 @@ def test_prompts_as_arrays() -> None:
     state = SamplerState(params, np.array([3, 1], np.int32), 10, NONE, 0)  # type: ignore[arg-type]
     assert state.counts is not None
     assert state.counts.ids.tolist() == [1, 3]
+
+
+def test_plain_states_need_the_largest_logit_alone() -> None:
+    def plain(stop: frozenset[int] = NONE, **params: object) -> bool:
+        return SamplerState(SamplingParams(**{"temperature": 0, **params}), [1], 10, stop, 0).plain  # type: ignore[arg-type]
+
+    assert plain()
+    assert plain(frozenset({3}), stop_token_ids=(4,))
+    assert plain(min_tokens=2)
+    assert not plain(frozenset({3}), min_tokens=2)
+    for params in ({"temperature": 0.5}, {"logprobs": 0}, {"logit_bias": {1: 1.0}}, {"repetition_penalty": 1.1}):
+        assert not plain(**params), params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -49,48 +50,65 @@ class TextBuilder:
     """The text of one completion.
 
     Text that may turn out to be the start of a stop string is held back, so `text` only ever grows.
+    Without stop strings, tokens become text when somebody looks: a step then pays nothing for text that nobody streams.
+    One thread appends; any thread may read.
     """
 
     def __init__(self, detokenizer: Detokenize, stops: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
         self._include_stop = include_stop
+        self._pending: list[int] = []  # tokens that are not text yet
         self._parts: list[str] = []
         self._held = ""
+        self._lock = threading.Lock()  # of the parts; a token joins `_pending` without it
 
     @property
     def text(self) -> str:
         """What can be shown."""
-        if len(self._parts) > 1:
-            self._parts = ["".join(self._parts)]
-        return self._parts[0] if self._parts else ""
+        with self._lock:
+            self._decode_pending()
+            if len(self._parts) > 1:
+                self._parts = ["".join(self._parts)]
+            return self._parts[0] if self._parts else ""
 
     def append(self, token: int, *, may_stop: bool = True) -> str | None:
         """Add a token; returns the stop string that it completes, if any. The text then ends there.
 
         may_stop: False while min_tokens forbids to stop; a stop string completed then is ordinary text.
         """
-        piece = self._detokenizer.append(token)
         if self._stops is None:
-            if piece:
-                self._parts.append(piece)
+            self._pending.append(token)
             return None
+        with self._lock:
+            return self._append(token, self._stops, may_stop)
+
+    def finish(self) -> None:
+        """No more tokens: show what was held back and what is left of an incomplete character."""
+        with self._lock:
+            self._decode_pending()
+            rest = self._held + self._detokenizer.flush()
+            self._held = ""
+            if rest:
+                self._parts.append(rest)
+
+    def _append(self, token: int, stops: StopStrings, may_stop: bool) -> str | None:
+        piece = self._detokenizer.append(token)
         pending = self._held + piece
-        found = self._stops.find(pending) if may_stop and piece else None
+        found = stops.find(pending) if may_stop and piece else None
         if found is not None:
             at, stop = found
             self._emit(pending, at + len(stop) if self._include_stop else at)
             self._held = ""
             return stop
-        self._emit(pending, len(pending) - self._stops.held(pending))
+        self._emit(pending, len(pending) - stops.held(pending))
         return None
 
-    def finish(self) -> None:
-        """No more tokens: show what was held back and what is left of an incomplete character."""
-        rest = self._held + self._detokenizer.flush()
-        self._held = ""
-        if rest:
-            self._parts.append(rest)
+    def _decode_pending(self) -> None:
+        tokens = self._pending[:]
+        if tokens:
+            del self._pending[: len(tokens)]  # others may have joined since
+            self._parts.append("".join(map(self._detokenizer.append, tokens)))
 
     def _emit(self, pending: str, size: int) -> None:
         if size:

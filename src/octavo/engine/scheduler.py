@@ -37,7 +37,8 @@ class StepPlan:
 
     counts: new tokens. logit_counts: how many of the last of these rows need logits (0: a chunk that ends before the
     prompt does). sampling: indices of sequences that get a token after their last row. copies: (source, target) pages
-    to copy before anything is computed, in this order.
+    to copy before anything is computed, in this order. decodes: every sequence is past its prompt and gets one token.
+    plain: they all are plain, too, so that one argmax gives their tokens.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -47,6 +48,15 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_tokens: int = 0
     num_logit_rows: int = 0
+    decodes: bool = False
+    plain: bool = False
+
+    @classmethod
+    def of_decodes(cls, sequences: list[Sequence], plain: bool) -> StepPlan:
+        """What add_decode makes of all of them, where all have their prompts behind them."""
+        count = len(sequences)
+        ones = [1] * count
+        return cls(sequences, ones, ones, list(range(count)), [], count, count, True, plain)
 
     def add(self, sequence: Sequence, count: int) -> None:
         end = sequence.computed + count
@@ -90,6 +100,10 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step; its plan is empty when there is nothing to do."""
+        closed = not self.waiting or len(self.running) >= self.config.max_num_seqs
+        if closed and (steady := self._plan_steady()) is not None:
+            self.plan = steady
+            return steady
         plan = self.plan = StepPlan()
         self._plan_decodes(plan)
         if len(plan.sequences) < len(self.running):
@@ -131,6 +145,20 @@ class Scheduler:
             self.running = [sequence for sequence in self.running if not sequence.finished]
         return list(touched.values())
 
+    def advance(self, plan: StepPlan, tokens: list[int]) -> list[Group]:
+        """`commit` for a plain plan. tokens: one for each of its sequences."""
+        size, caching, ended = self.cache.page_size, self.cache.enable_prefix_caching, False
+        for sequence, token in zip(plan.sequences, tokens, strict=True):
+            computed = sequence.computed = sequence.computed + 1
+            if caching and not computed % size and sequence.table is not None:
+                self.cache.publish(sequence.table, sequence.tokens, computed)
+            if sequence.advance(token):
+                ended = True
+                self._release(sequence)
+        if ended:
+            self.running = [sequence for sequence in self.running if not sequence.finished]
+        return list(dict.fromkeys([sequence.group for sequence in plan.sequences]))
+
     def end(self, group: Group, reason: FinishReason) -> None:
         """End all of a request's sequences that have not finished, and give back their pages at once."""
         for sequence in group.sequences:
@@ -163,6 +191,19 @@ class Scheduler:
         for sequence in live:
             sequence.table, sequence.computed, sequence.group.shared = None, 0, None
         self.running, self.waiting, self._sharing = [], deque(live), []
+
+    def _plan_steady(self) -> StepPlan | None:
+        """The usual plan: all that run decode, and there are pages for it. None: something else is to be done."""
+        size, plain = self.cache.page_size, True
+        for sequence in self.running:
+            table, computed = sequence.table, sequence.computed
+            assert table is not None
+            if len(sequence.tokens) - computed != 1 or not sequence.group.prompt_done:
+                return None
+            if computed >= len(table.pages) * size and not self.cache.extend(table, computed + 1):
+                return None
+            plain = plain and sequence.plain
+        return StepPlan.of_decodes(list(self.running), plain) if self.running else None
 
     def _plan_decodes(self, plan: StepPlan) -> None:
         index, size = 0, self.cache.page_size

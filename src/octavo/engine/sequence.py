@@ -77,7 +77,8 @@ class Sequence:
 
     tokens: prompt and output, i32. computed: how many of them have their keys and values in the pages of `table`.
     order: place in the queue; smaller is older. admitted: it has run before.
-    A sequence decodes when exactly one token is not computed.
+    A sequence decodes when exactly one token is not computed. plain: its tokens are the largest logits, and nothing but
+    stop ids and its length can end it, so that `advance` takes them in.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class Sequence:
         "logprobs",
         "max_length",
         "order",
+        "plain",
         "prompt_length",
         "sampler",
         "stop_reason",
@@ -118,6 +120,7 @@ class Sequence:
         self.admitted = False
         self.table: PageTable | None = None
         self.sampler, self.text, self.eos_ids = sampler, text, eos_ids
+        self.plain = sampler.plain and not group.request.params.stop
         self.logprobs: list[TokenLogprobs] | None = [] if group.request.params.logprobs is not None else None
         self.logprob_sum = 0.0
         self.finish_reason: FinishReason | None = None
@@ -140,6 +143,17 @@ class Sequence:
         if reported is None or len(reported) >= self.prompt_length:
             return len(self.tokens) - 1
         return len(reported) - 1
+
+    def advance(self, token: int) -> bool:
+        """`accept` for a plain sequence, in a fraction of the time; whether the token ended it."""
+        tokens = self.tokens
+        if token in self.sampler.stop_ids or len(tokens) + 1 >= self.max_length:
+            self.accept(Sampled(token))
+            return True
+        tokens.append(token)
+        self.sampler.append(token)
+        self.text.append(token)
+        return False
 
     def accept(self, sampled: Sampled) -> None:
         """Take the next token, and finish if it ends the output."""

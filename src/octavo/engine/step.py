@@ -23,7 +23,7 @@ from octavo.core.request import Request
 from octavo.engine.output import Detokenize, TextBuilder, assemble_logprobs
 from octavo.engine.scheduler import Scheduler, StepPlan
 from octavo.engine.sequence import Group, Sequence
-from octavo.sampling.sampler import Sampled, SamplerState, prompt_logprobs, sample
+from octavo.sampling.sampler import Sampled, SamplerState, plain_tokens, prompt_logprobs, sample
 
 __all__ = ["Engine", "EngineStats", "Executor", "Vocabulary"]
 
@@ -36,6 +36,9 @@ class Executor(Protocol):
 
     def run(self, plan: StepPlan) -> F32:
         """Logits f32 [plan.num_logit_rows, V], in the plan's order."""
+
+    def argmax(self, logits: F32) -> tuple[NDArray[np.int32], F32]:
+        """See Ops.argmax."""
 
 
 @dataclass(frozen=True)
@@ -231,11 +234,17 @@ class Engine:
             scheduled = clock()
             logits = self._executor.run(plan)
             ran = clock()
-            failed = self._report_prompts(plan, logits)
-            sampled = self._sample(plan, logits, failed)
-            drawn = clock()
-            committing = True
-            touched = self._commit(plan, sampled) + failed
+            tokens = plain_tokens(logits, self._executor.argmax) if plan.plain else None
+            if tokens is not None:
+                drawn = clock()
+                committing = True
+                touched = self._advance(plan, tokens)
+            else:
+                failed = self._report_prompts(plan, logits)
+                sampled = self._sample(plan, logits, failed)
+                drawn = clock()
+                committing = True
+                touched = self._commit(plan, sampled) + failed
         except Exception as error:
             logger.debug("a step failed", exc_info=True)
             return self._fail_step(error)
@@ -251,6 +260,16 @@ class Engine:
         self._steps += 1
         for stage, spent in enumerate(stages):
             self._seconds[stage] += spent
+
+    def _advance(self, plan: StepPlan, tokens: list[int]) -> list[Group]:
+        """`_commit` for a plain plan, whose groups have had tokens before."""
+        self._generated += len(tokens)
+        touched = self.scheduler.advance(plan, tokens)
+        for group in touched:
+            group.version += 1
+            if group.unfinished == 0:
+                self._forget(group)
+        return touched
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled | None]) -> list[Group]:
         self._generated += len(sampled)
@@ -275,7 +294,7 @@ class Engine:
         while rows:
             try:
                 chosen = logits if len(rows) == len(logits) else logits[rows]
-                tokens = sample(chosen, [sequences[row].sampler for row in rows])
+                tokens = sample(chosen, [sequences[row].sampler for row in rows], self._executor.argmax)
             except SamplingError as error:
                 for number, reason in error.rows.items():
                     self._fail(sequences[rows[number]].group, reason, failed)
@@ -289,6 +308,8 @@ class Engine:
     def _report_prompts(self, plan: StepPlan, logits: F32) -> list[Group]:
         """Log-probabilities of the prompt tokens whose rows are in this step; returns groups that failed."""
         failed: list[Group] = []
+        if plan.decodes:
+            return failed
         end = 0
         for sequence, rows, count in zip(plan.sequences, plan.logit_counts, plan.counts, strict=True):
             start, end = end, end + rows

@@ -10,7 +10,7 @@ sequence) alone, bit for bit: not on T, not on the other rows, not on the number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,7 +21,7 @@ from octavo.core.batch import RaggedBatch
 from octavo.formats.tensor import Tensor
 from octavo.ops.kv import KVStore
 
-__all__ = ["F32", "Activation", "AttentionSpec", "Linear", "Norm", "Ops", "RopeTable"]
+__all__ = ["F32", "Activation", "AttentionSpec", "Linear", "Norm", "Ops", "RopeTable", "Step", "StepOps"]
 
 F32 = NDArray[np.float32]
 Activation = Literal["silu", "gelu_tanh"]
@@ -84,18 +84,8 @@ class AttentionSpec:
     sinks: F32 | None = None
 
 
-class Ops(Protocol):
-    """One backend. Instances own their threads; several may live in one process."""
-
-    name: str
-
-    def pack(self, parts: Sequence[Tensor], *, bias: F32 | None = None, gated: bool = False) -> Linear:
-        """Pack matrices with the same K, stacked by rows in the order given; formats may differ between parts.
-
-        bias: f32 [N], added to the result. gated: exactly two parts (gate, up) of equal shape; `linear` then
-        needs an activation and returns act(gate) * up.
-        Raises UnsupportedModelError for a storage format it has no kernel for, naming the tensor and the known ones.
-        """
+class StepOps(Protocol):
+    """What a step of a model is made of."""
 
     def embedding(self, table: Tensor, tokens: NDArray[np.int32], scale: float = 1.0) -> F32:
         """Rows of the table as f32 [T, H], times scale. table is used as it lies in the file."""
@@ -145,3 +135,38 @@ class Ops(Protocol):
 
     def logits(self, x: F32, head: Linear, norm: Norm, rows: NDArray[np.int32], softcap: float = 0.0) -> F32:
         """Logits [R, V] of the rows asked for: norm, head, then cap * tanh(y / cap) if softcap."""
+
+
+Step = Callable[[StepOps, RaggedBatch, KVStore], F32]
+"""A model's work on a batch, written over `StepOps`: step(ops, batch, kv) -> the array it computed last.
+
+It does the same for every batch: it passes `batch`, its arrays, `kv` and what the ops return to the ops, and looks into
+none of them.
+"""
+
+
+class Ops(StepOps, Protocol):
+    """One backend. Instances own their threads; several may live in one process."""
+
+    name: str
+
+    def pack(self, parts: Sequence[Tensor], *, bias: F32 | None = None, gated: bool = False) -> Linear:
+        """Pack matrices with the same K, stacked by rows in the order given; formats may differ between parts.
+
+        bias: f32 [N], added to the result. gated: exactly two parts (gate, up) of equal shape; `linear` then
+        needs an activation and returns act(gate) * up.
+        Raises UnsupportedModelError for a storage format it has no kernel for, naming the tensor and the known ones.
+        """
+
+    def capture(self, step: Step) -> Callable[[RaggedBatch, KVStore], F32]:
+        """`step` over these ops, as a function of batch and KV store that gives the same bits.
+
+        A backend may run `step` once, now, to learn what it does, and then do it without it.
+        Raises UnsupportedModelError where that shows something the backend has no kernel for.
+        """
+
+    def argmax(self, logits: F32) -> tuple[NDArray[np.int32], F32]:
+        """logits [R, V] -> (id i32 [R] of the largest in each row, its value f32 [R]).
+
+        The lowest id where several are equal; the first NaN where there is one.
+        """

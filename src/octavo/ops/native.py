@@ -7,9 +7,10 @@ in accuracy and gains in speed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,11 @@ from octavo.core.env import env
 from octavo.core.errors import ConfigError, UnsupportedModelError
 from octavo.formats.tensor import Tensor
 from octavo.ops import _native
-from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable
+from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable, Step
+from octavo.ops.capture import check_attention, record
 from octavo.ops.kv import KVStore
 
 __all__ = ["NativeOps", "available_tiers", "measure_dot", "measure_stream", "storage_formats"]
-
-MAX_GROUP = 32
-MAX_HEAD_DIM = 512
 
 
 def storage_formats() -> list[str]:
@@ -78,6 +77,7 @@ class NativeOps:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         self.threads = threads
+        self._stores: WeakKeyDictionary[KVStore, _native.BoundKv] = WeakKeyDictionary()
 
     @property
     def tier(self) -> str:
@@ -170,11 +170,7 @@ class NativeOps:
         return q
 
     def attention(self, q: F32, kv: KVStore, layer: int, batch: RaggedBatch, spec: AttentionSpec) -> F32:
-        if spec.heads > MAX_GROUP * spec.kv_heads or spec.head_dim % 16 or spec.head_dim > MAX_HEAD_DIM:
-            raise UnsupportedModelError(
-                f"attention with {spec.heads} heads over {spec.kv_heads} KV heads of {spec.head_dim} dimensions; "
-                f"possible: up to {MAX_GROUP} heads per KV head, dimensions a multiple of 16 up to {MAX_HEAD_DIM}"
-            )
+        check_attention(spec)
         out = np.empty_like(q)
         self._context.attention(
             q,
@@ -200,3 +196,39 @@ class NativeOps:
         if softcap:
             self._context.softcap(out, softcap)
         return out
+
+    def capture(self, step: Step) -> Callable[[RaggedBatch, KVStore], F32]:
+        """See Ops.capture: `step` runs once, on symbols, and is a program from then on (see ops/capture.py)."""
+        program = record(step)
+        by_row, width = program.output_by_row, program.width
+
+        def run(batch: RaggedBatch, kv: KVStore) -> F32:
+            rows = batch.logit_rows if by_row else batch.tokens
+            out = np.empty((len(rows), width), np.float32)
+            self._context.run(
+                program,
+                self._bound(kv),
+                batch.tokens,
+                batch.positions,
+                batch.query_starts,
+                batch.kv_lens,
+                batch.page_tables,
+                batch.logit_rows,
+                out,
+                batch.tree,
+            )
+            return out
+
+        return run
+
+    def argmax(self, logits: F32) -> tuple[NDArray[np.int32], F32]:
+        ids, values = np.empty(len(logits), np.int32), np.empty(len(logits), np.float32)
+        self._context.argmax(logits, ids, values)
+        return ids, values
+
+    def _bound(self, kv: KVStore) -> _native.BoundKv:
+        """The store's arrays as the extension reads them; they are handed over once in the life of a store."""
+        bound = self._stores.get(kv)
+        if bound is None:
+            bound = self._stores[kv] = _native.BoundKv(kv.k, kv.v, kv.dtype)
+        return bound

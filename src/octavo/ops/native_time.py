@@ -11,7 +11,7 @@ from octavo.ops.native import NativeOps
 
 __all__ = ["NativeTime", "timed_calls"]
 
-_CALLS = ("linear", "rope_kv_write", "attention", "embedding", "rms_norm", "softcap")
+_CALLS = ("linear", "rope_kv_write", "attention", "embedding", "rms_norm", "softcap", "run", "argmax")
 
 
 class NativeTime:

@@ -8,8 +8,9 @@ BLAS brings its own threads (OPENBLAS_NUM_THREADS).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from octavo.core.batch import RaggedBatch
 from octavo.core.errors import UnsupportedModelError
 from octavo.formats.ggml import FORMATS, dequantize_tensor
 from octavo.formats.tensor import Tensor
-from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable
+from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable, Step
 from octavo.ops.kv import KVStore
 from octavo.ops.reference_attention import attention, write_kv
 from octavo.ops.reference_math import activate, rms_norm, rotate, softcap
@@ -129,6 +130,15 @@ class ReferenceOps:
     def logits(self, x: F32, head: Linear, norm: Norm, rows: NDArray[np.int32], softcap: float = 0.0) -> F32:
         """See Ops.logits."""
         return _softcap(self.linear(x[rows], head, norm=norm), softcap)
+
+    def capture(self, step: Step) -> Callable[[RaggedBatch, KVStore], F32]:
+        """See Ops.capture; runs `step` as it is."""
+        return partial(step, self)
+
+    def argmax(self, logits: F32) -> tuple[NDArray[np.int32], F32]:
+        """See Ops.argmax."""
+        ids = logits.argmax(axis=1)
+        return ids.astype(np.int32), logits[np.arange(len(ids)), ids]
 
 
 _softcap = softcap  # the contract's argument of the same name hides it inside `logits`

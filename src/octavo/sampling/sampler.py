@@ -14,7 +14,7 @@ state alone, so a token never depends on the batch it was sampled in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,9 +28,10 @@ from octavo.sampling.noise import block_maxima
 from octavo.sampling.processors import process
 from octavo.sampling.state import SamplerState
 
-__all__ = ["Sampled", "SamplerState", "prompt_logprobs", "sample"]
+__all__ = ["Argmax", "Sampled", "SamplerState", "plain_argmax", "plain_tokens", "prompt_logprobs", "sample"]
 
 F32 = NDArray[np.float32]
+Argmax = Callable[[F32], tuple[NDArray[np.int32], F32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,22 @@ class Sampled:
     top: list[Ranked] = field(default_factory=list)
 
 
-def sample(logits: F32, states: Sequence[SamplerState]) -> list[Sampled]:
+def plain_argmax(logits: F32) -> tuple[NDArray[np.int32], F32]:
+    """NumPy's `Ops.argmax`."""
+    ids = logits.argmax(axis=1)
+    return ids.astype(np.int32), logits[np.arange(len(ids)), ids]
+
+
+def plain_tokens(logits: F32, argmax: Argmax) -> list[int] | None:
+    """The tokens of rows of logits f32 [R, V] whose states are all `plain`; None: a row has none, `sample` says why."""
+    ids, values = argmax(logits)
+    return ids.tolist() if np.isfinite(values).all() else None
+
+
+def sample(logits: F32, states: Sequence[SamplerState], argmax: Argmax = plain_argmax) -> list[Sampled]:
     """One token for each row of logits f32 [R, V] under the state of the same index. Changes neither.
 
+    argmax: does what `Ops.argmax` does.
     Raises:
         SamplingError: some rows have no token to give (NaN or +inf logits, or -inf everywhere); its `rows` says which
             and why. The other rows can be sampled by a second call without these, with the result unchanged.
@@ -59,13 +73,13 @@ def sample(logits: F32, states: Sequence[SamplerState]) -> list[Sampled]:
     for state in states:
         if state.vocab_size != logits.shape[1]:
             raise ValueError(f"logits of width {logits.shape[1]} for a state with a vocabulary of {state.vocab_size}")
-    tokens = _choose(logits, states)
+    tokens = _choose(logits, states, argmax)
     return [_report(row, state, token) for row, state, token in zip(logits, states, tokens, strict=True)]
 
 
-def _choose(logits: F32, states: Sequence[SamplerState]) -> list[int]:
+def _choose(logits: F32, states: Sequence[SamplerState], argmax: Argmax) -> list[int]:
     if all(state.params.greedy and not state.has_processors for state in states):
-        outcomes = _all_greedy(logits, states)
+        outcomes = _all_greedy(logits, states, argmax)
     else:
         outcomes = [_choose_one(row, state) for row, state in zip(logits, states, strict=True)]
     faults = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, str)}
@@ -75,13 +89,12 @@ def _choose(logits: F32, states: Sequence[SamplerState]) -> list[int]:
     return [outcome if isinstance(outcome, int) else next(drawn) for outcome in outcomes]
 
 
-def _all_greedy(logits: F32, states: Sequence[SamplerState]) -> list[int | Draw | str]:
+def _all_greedy(logits: F32, states: Sequence[SamplerState], argmax: Argmax) -> list[int | Draw | str]:
     """One argmax over the block [R, V]."""
-    best = logits.argmax(axis=1)
-    sound = np.isfinite(logits[np.arange(len(best)), best]).tolist()
+    best, values = argmax(logits)
     return [
         token if ok else _why(row, row, state)
-        for token, ok, row, state in zip(best.tolist(), sound, logits, states, strict=True)
+        for token, ok, row, state in zip(best.tolist(), np.isfinite(values).tolist(), logits, states, strict=True)
     ]
 
 

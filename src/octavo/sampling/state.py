@@ -70,6 +70,7 @@ class SamplerState:
         position: number of tokens generated so far; the counter of the noise.
         stop_ids: ids that end the output, masked until params.min_tokens tokens are generated.
         counts: tokens seen, kept only where a penalty needs them, else None.
+        plain: every token is the largest logit of its row as it is, and nothing else is asked about it.
     """
 
     def __init__(
@@ -99,6 +100,10 @@ class SamplerState:
         self.bias: F64 = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
         self.stop_array: I64 = np.array(sorted(self.stop_ids), np.int64)
         self.counts = self._first_counts(prompt_ids)
+        masks = params.min_tokens > 0 and len(self.stop_array) > 0
+        self.plain = (
+            params.greedy and params.logprobs is None and self.counts is None and not params.logit_bias and not masks
+        )
 
     def _first_counts(self, prompt_ids: Sequence[int]) -> TokenCounts | None:
         params = self.params
