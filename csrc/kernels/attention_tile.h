@@ -55,8 +55,7 @@ inline void value_pass(const KeyTile<type>& tile, const char* const* ahead, int 
 #pragma GCC unroll 1
   for (int g = 0; g * kLanes < tile.count; ++g) {
     const KvGroup<type> group = tile.group[g];
-    const int unit = d0 / kLanes * kGroups + g * V, units = n / kLanes;
-    const char* next = ahead[unit / units] + unit % units * kLanes * bytes;
+    const char* next = ahead[g] + static_cast<std::ptrdiff_t>(d0) * bytes;
     const float* weight = p + g * kLanes;
     const int keys = min_int(kLanes, tile.count - g * kLanes);
 #pragma GCC unroll 1

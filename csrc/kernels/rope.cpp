@@ -5,29 +5,18 @@
 namespace octavo::OCTAVO_TIER {
 namespace {
 
-// Cosines and signed sines of a position, so that y[i] = x[i] * cos[i] + x[partner of i] * sin[i].
+// Cosines and sines of a position, [rotary / 2] each; rotary 0: nothing turns.
 struct Angles {
-  int rotary = 0;  // 0: nothing turns
-  bool interleaved = false;
-  const float* cos = nullptr;  // [rotary / 2]
+  const float* cos = nullptr;
   const float* sin = nullptr;
-  alignas(64) float pair_cos[kMaxHeadDim];  // interleaved: [rotary], c0, c0, c1, c1, ...
-  alignas(64) float pair_sin[kMaxHeadDim];  // -s0, s0, -s1, s1, ...
+  int rotary = 0;
+  bool interleaved = false;
 };
 
-void angles_of(const RopeArgs& rope, int position, Angles& a) {
-  if (!rope.cos) return;
-  const int half = rope.rotary / 2;
-  a.rotary = rope.rotary;
-  a.interleaved = rope.interleaved;
-  a.cos = rope.cos + static_cast<std::ptrdiff_t>(position) * half;
-  a.sin = rope.sin + static_cast<std::ptrdiff_t>(position) * half;
-  if (!rope.interleaved) return;
-  for (int i = 0; i < half; ++i) {
-    a.pair_cos[2 * i] = a.pair_cos[2 * i + 1] = a.cos[i];
-    a.pair_sin[2 * i] = -a.sin[i];
-    a.pair_sin[2 * i + 1] = a.sin[i];
-  }
+Angles angles_of(const RopeArgs& rope, int position) {
+  if (!rope.cos) return {};
+  const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(position) * (rope.rotary / 2);
+  return {rope.cos + at, rope.sin + at, rope.rotary, rope.interleaved};
 }
 
 inline void turn_pair(float xa, float xb, float c, float s, float& ya, float& yb) {
@@ -50,12 +39,13 @@ void turn_halves(const float* x, const Angles& a, float* y) {
   }
 }
 
-// Pairs (2i, 2i + 1).
+// Pairs (2i, 2i + 1): y = x * cos + neighbour * (-sin, sin).
 void turn_neighbours(const float* x, const Angles& a, float* y) {
+  alignas(64) static constexpr float kSigns[kLanes] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
   int i = 0;
   for (; i + kLanes <= a.rotary; i += kLanes) {
-    const F v = f_load(x + i);
-    f_store(y + i, f_fma(f_swap(v), f_load(a.pair_sin + i), f_mul(v, f_load(a.pair_cos + i))));
+    const F v = f_load(x + i), c = f_twice(a.cos + i / 2), s = f_mul(f_twice(a.sin + i / 2), f_load(kSigns));
+    f_store(y + i, f_fma(f_swap(v), s, f_mul(v, c)));
   }
   for (; i < a.rotary; i += 2) turn_pair(x[i], x[i + 1], a.cos[i / 2], a.sin[i / 2], y[i], y[i + 1]);
 }
@@ -99,8 +89,7 @@ void write_kv(const float* k, const KvPages& kv, int page, int offset, const Ang
 void rope_kv(const float* qkv, int heads, const KvPages& kv, int page, int offset, int position, const RopeArgs& rope,
              const HeadNorm& q_norm, const HeadNorm& k_norm, float* q_out) {
   const int n = kv.head_dim;
-  Angles angles;
-  angles_of(rope, position, angles);
+  const Angles angles = angles_of(rope, position);
   // A slot of K touches every line of its group: have them come while the queries turn.
   with_type(kv.type, [&](auto type) {
     for (int h = 0; h < kv.kv_heads; ++h) {

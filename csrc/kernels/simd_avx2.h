@@ -65,6 +65,12 @@ static inline F f_keep(F x, unsigned bits, float other) {
   return {_mm256_blendv_ps(o, x.a, keep(_mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128))),
           _mm256_blendv_ps(o, x.b, keep(_mm256_setr_epi32(256, 512, 1024, 2048, 4096, 8192, 16384, 32768)))};
 }
+// Eight numbers, each twice: p0, p0, p1, p1, ...
+static inline F f_twice(const float* p) {
+  const __m256 v = _mm256_loadu_ps(p);
+  return {_mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+          _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
+}
 // Each lane's neighbour: 1, 0, 3, 2, ...
 static inline F f_swap(F x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
 static inline F f_from_f16(const uint16_t* p) {

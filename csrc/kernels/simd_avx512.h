@@ -46,6 +46,11 @@ static inline unsigned f_above(F x, F bound) { return _mm512_cmp_ps_mask(x.v, bo
 static inline F f_keep(F x, unsigned bits, float other) {
   return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(bits), x.v)};
 }
+// Eight numbers, each twice: p0, p0, p1, p1, ...
+static inline F f_twice(const float* p) {
+  const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  return {_mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(_mm256_loadu_ps(p)))};
+}
 // Each lane's neighbour: 1, 0, 3, 2, ...
 static inline F f_swap(F x) { return {_mm512_permute_ps(x.v, 0xb1)}; }
 static inline F f_from_f16(const uint16_t* p) {

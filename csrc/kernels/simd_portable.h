@@ -43,6 +43,7 @@ static inline unsigned f_above(F x, F bound) {
   return bits;
 }
 static inline F f_keep(F x, unsigned bits, float other) { OCTAVO_EACH(bits >> i & 1 ? x.v[i] : other); }
+static inline F f_twice(const float* p) { OCTAVO_EACH(p[i / 2]); }
 static inline F f_swap(F x) { OCTAVO_EACH(x.v[i ^ 1]); }
 
 static inline float f16_to_f32(uint16_t h) {
