@@ -48,8 +48,8 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     "requests": ("formats",),
     "socket": ("formats", "server", "cluster"),
     "ray": ("cluster",),
-    "octavo._native": ("ops.native",),
-    "octavo.ops._native": ("ops.native",),
+    "octavo._native": ("ops.native", "ops.native_capture"),
+    "octavo.ops._native": ("ops.native", "ops.native_capture"),
 }
 
 

@@ -6,8 +6,12 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+from helpers.engines import generate, oracle_engine
+from octavo.core.batch import RaggedBatch
+from octavo.core.params import SamplingParams
+from octavo.engine.plan import SteadyPlan, StepPlan
 from octavo.engine.runner import Runner, flatten
-from octavo.engine.scheduler import StepPlan
+from octavo.sampling.sampler import plain_argmax
 
 
 def sequence(tokens: list[int], computed: int, pages: list[int], first_logit_row: int | None = None) -> Any:
@@ -46,17 +50,32 @@ def test_decodes_only() -> None:
     assert {a.dtype.name for a in vars(batch).values() if a is not None} == {"int32"}
 
 
-def test_a_plan_of_decodes_makes_the_same_batch_whichever_way_it_was_put_together() -> None:
-    sequences = [sequence([5, 6, 7], 2, [4]), sequence([1, 2], 1, [3, 9]), sequence([8], 0, [2])]
-    listed = StepPlan()
-    for each in sequences:
-        listed.add(each, 1)
-    whole = StepPlan.of_decodes(sequences, plain=True)
-    for name, want in vars(flatten(listed)).items():
-        got = getattr(flatten(whole), name)
-        assert (got is want) if want is None else (got.dtype == want.dtype and got.tolist() == want.tolist()), name
-    assert (whole.sampling, whole.counts, whole.logit_counts) == (listed.sampling, listed.counts, listed.logit_counts)
-    assert (whole.num_tokens, whole.num_logit_rows) == (listed.num_tokens, listed.num_logit_rows)
+def same(got: RaggedBatch, want: RaggedBatch) -> bool:
+    pairs = [(getattr(got, name), value) for name, value in vars(want).items()]
+    return all(a is b or (a.dtype == b.dtype and a.tolist() == b.tolist()) for a, b in pairs)
+
+
+def test_steps_that_follow_make_the_batches_that_would_be_made_anew() -> None:
+    engine, _ = oracle_engine(num_pages=200, max_model_len=200)
+    seen: list[tuple[int, int]] = []  # step of the plan, width of the page tables
+
+    class Model:
+        def forward(self, batch: RaggedBatch, kv: Any) -> Any:
+            plan = engine.scheduler.plan
+            assert same(batch, flatten(plan))
+            seen.append((plan.step if isinstance(plan, SteadyPlan) else -1, batch.page_tables.shape[1]))
+            return oracle.run(plan)
+
+        argmax = staticmethod(plain_argmax)
+
+    oracle, engine._executor = engine._executor, Runner(Model(), SimpleNamespace(copy_page=lambda *_: None))  # type: ignore[arg-type]
+    prompts = [[n, *range(n)] for n in (3, 16, 29, 40, 3)]
+    lengths = (60, 75, 20, 90, 60)
+    outputs = generate(engine, prompts, [SamplingParams(temperature=0, max_tokens=n) for n in lengths])
+    answers = [oracle.answer(prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]  # type: ignore[attr-defined]
+    assert [output.outputs[0].token_ids for output in outputs] == answers
+    assert max(step for step, _ in seen) > 20
+    assert len({width for step, width in seen if step > 0}) > 2
 
 
 def test_a_chunk_without_logits() -> None:

@@ -8,6 +8,7 @@ from helpers.engines import check_idle, generate, oracle_engine, queue, run
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.params import SamplingParams
+from octavo.engine.plan import SteadyPlan
 
 
 def greedy(max_tokens: int = 8, **more: object) -> SamplingParams:
@@ -172,18 +173,21 @@ def test_a_step_is_plain_only_if_all_of_it_is() -> None:
     engine, _ = oracle_engine()
     groups = [queue(engine, prompt(4), greedy()) for _ in range(2)]
     engine.step()
-    assert not engine.scheduler.plan.decodes  # prompts
-    engine.step()
-    assert engine.scheduler.plan.plain
+    assert not isinstance(engine.scheduler.plan, SteadyPlan)  # prompts
+    for step in range(3):
+        engine.step()
+        plan = engine.scheduler.plan
+        assert isinstance(plan, SteadyPlan)
+        assert (plan.plain, plan.step) == (True, step)
     cases = ({"logprobs": 1}, {"stop": ["x"]}, {"presence_penalty": 1}, {"temperature": 1}, {"logit_bias": {1: 2.0}})
     for case in ({"min_tokens": 9}, *cases):
         params = SamplingParams(**{"temperature": 0, "max_tokens": 20, **case})  # type: ignore[arg-type]
         other = queue(engine, prompt(5), params)
         engine.step()
         engine.step()
-        plain = params.min_tokens > 0  # without end-of-sequence ids there is nothing that it forbids
-        assert engine.scheduler.plan.decodes
-        assert engine.scheduler.plan.plain is plain, case
+        plan = engine.scheduler.plan
+        assert isinstance(plan, SteadyPlan)
+        assert plan.plain is (case == {"min_tokens": 9}), case  # without end-of-sequence ids it forbids nothing
         engine.abort(other)
     run(engine, groups)
     check_idle(engine)

@@ -11,7 +11,7 @@ import pytest
 from helpers.engines import check_idle, generate, letter, oracle_engine, queue, run
 from octavo.core.errors import ContextLengthError, InvalidParameterError, RequestError
 from octavo.core.params import SamplingParams
-from octavo.engine.scheduler import StepPlan
+from octavo.engine.plan import SteadyPlan, StepPlan
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -258,7 +258,7 @@ def test_nan_in_a_plain_step_fails_its_row_alone() -> None:
 
     oracle.run = broken  # type: ignore[method-assign]
     engine.step()
-    assert engine.scheduler.plan.plain
+    assert isinstance(engine.scheduler.plan, SteadyPlan)
     oracle.run = plain  # type: ignore[method-assign]
     run(engine, groups)
     check_idle(engine)

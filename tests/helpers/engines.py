@@ -16,7 +16,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
 from octavo.engine.runner import Runner
-from octavo.engine.scheduler import StepPlan
+from octavo.engine.plan import StepPlan
 from octavo.engine.sequence import Group
 from octavo.engine.step import Engine, Vocabulary
 from octavo.formats.gguf import GGUFFile

@@ -51,17 +51,20 @@ class TextBuilder:
 
     Text that may turn out to be the start of a stop string is held back, so `text` only ever grows.
     Without stop strings, tokens become text when somebody looks: a step then pays nothing for text that nobody streams.
-    One thread appends; any thread may read.
+    One thread appends; any thread may read. pending: tokens that are not text yet; without stop strings, `append` only
+    adds to them.
     """
+
+    __slots__ = ("_detokenizer", "_held", "_include_stop", "_lock", "_parts", "_stops", "pending")
 
     def __init__(self, detokenizer: Detokenize, stops: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
         self._include_stop = include_stop
-        self._pending: list[int] = []  # tokens that are not text yet
+        self.pending: list[int] = []
         self._parts: list[str] = []
         self._held = ""
-        self._lock = threading.Lock()  # of the parts; a token joins `_pending` without it
+        self._lock = threading.Lock()  # of the parts; a token joins `pending` without it
 
     @property
     def text(self) -> str:
@@ -78,7 +81,7 @@ class TextBuilder:
         may_stop: False while min_tokens forbids to stop; a stop string completed then is ordinary text.
         """
         if self._stops is None:
-            self._pending.append(token)
+            self.pending.append(token)
             return None
         with self._lock:
             return self._append(token, self._stops, may_stop)
@@ -105,9 +108,9 @@ class TextBuilder:
         return None
 
     def _decode_pending(self) -> None:
-        tokens = self._pending[:]
+        tokens = self.pending[:]
         if tokens:
-            del self._pending[: len(tokens)]  # others may have joined since
+            del self.pending[: len(tokens)]  # others may have joined since
             self._parts.append("".join(map(self._detokenizer.append, tokens)))
 
     def _emit(self, pending: str, size: int) -> None:

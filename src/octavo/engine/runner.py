@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.batch import RaggedBatch
-from octavo.engine.scheduler import StepPlan
+from octavo.engine.plan import SteadyPlan, StepPlan
 from octavo.engine.sequence import Sequence
 from octavo.ops.kv import KVStore
 
@@ -36,22 +36,33 @@ class Runner:
     def __init__(self, model: Forward, kv: KVStore) -> None:
         self.model = model
         self.kv = kv
+        self._last: tuple[SteadyPlan, int, RaggedBatch] | None = None  # plan and step of the batch
 
     def run(self, plan: StepPlan) -> F32:
         """Logits f32 [plan.num_logit_rows, V], rows in the plan's order."""
         for source, target in plan.copies:
             self.kv.copy_page(source, target)
-        return self.model.forward(flatten(plan), self.kv)
+        return self.model.forward(self._batch(plan), self.kv)
 
     def argmax(self, logits: F32) -> tuple[I32, F32]:
         """See Ops.argmax."""
         return self.model.argmax(logits)
 
+    def _batch(self, plan: StepPlan) -> RaggedBatch:
+        """`flatten`, but a step that follows on the last one of a steady plan starts from that one's arrays."""
+        if not isinstance(plan, SteadyPlan):
+            self._last = None
+            return flatten(plan)
+        if self._last is not None and self._last[0] is plan and self._last[1] == plan.step - 1:
+            batch = _next_batch(plan, self._last[2])
+        else:
+            batch = flatten(plan)
+        self._last = plan, plan.step, batch
+        return batch
+
 
 def flatten(plan: StepPlan) -> RaggedBatch:
     """The plan as arrays (see RaggedBatch)."""
-    if plan.decodes:
-        return _flatten_decodes(plan.sequences)
     sequences = plan.sequences
     counts = np.array(plan.counts, np.int32)
     starts = np.zeros(len(sequences) + 1, np.int32)
@@ -70,18 +81,30 @@ def flatten(plan: StepPlan) -> RaggedBatch:
     )
 
 
-def _flatten_decodes(sequences: list[Sequence]) -> RaggedBatch:
-    """The same for one token each, all with logits: what most steps are."""
-    rows = np.arange(len(sequences) + 1, dtype=np.int32)
-    lens = np.array([len(s.tokens) for s in sequences], np.int32)
+def _next_batch(plan: SteadyPlan, last: RaggedBatch) -> RaggedBatch:
+    """The batch of a step from that of the one before it: every sequence is one token longer."""
+    tables = last.page_tables
+    if plan.turned:
+        tables = _turned(plan, tables)
     return RaggedBatch(
-        tokens=np.array([s.tokens[-1] for s in sequences], np.int32),
-        positions=lens - _ONE,
-        query_starts=rows,
-        kv_lens=lens,
-        page_tables=_page_tables(sequences),
-        logit_rows=rows[:-1],
+        np.array(plan.tokens, np.int32),
+        last.kv_lens,
+        last.query_starts,
+        last.kv_lens + _ONE,
+        tables,
+        last.logit_rows,
     )
+
+
+def _turned(plan: SteadyPlan, tables: I32) -> I32:
+    """The page tables i32 [S, P] with the rows of plan.turned made anew."""
+    pages = {index: table.pages for index in plan.turned if (table := plan.sequences[index].table) is not None}
+    if max(map(len, pages.values())) > tables.shape[1]:
+        return _page_tables(plan.sequences)
+    tables = tables.copy()
+    for index, row in pages.items():
+        tables[index, : len(row)] = row
+    return tables
 
 
 def _page_tables(sequences: list[Sequence]) -> I32:

@@ -17,66 +17,18 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from operator import attrgetter
 
 from octavo.cache.manager import CacheManager
 from octavo.core.config import EngineConfig
 from octavo.core.outputs import FinishReason
+from octavo.engine.plan import SteadyPlan, StepPlan
 from octavo.engine.sequence import Group, Sequence
 from octavo.sampling.sampler import Sampled
 
-__all__ = ["Scheduler", "StepPlan"]
+__all__ = ["Scheduler"]
 
 _ORDER = attrgetter("order")
-
-
-@dataclass
-class StepPlan:
-    """One step. Entry i of the lists belongs to sequences[i].
-
-    counts: new tokens. logit_counts: how many of the last of these rows need logits (0: a chunk that ends before the
-    prompt does). sampling: indices of sequences that get a token after their last row. copies: (source, target) pages
-    to copy before anything is computed, in this order. decodes: every sequence is past its prompt and gets one token.
-    plain: they all are plain, too, so that one argmax gives their tokens.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    logit_counts: list[int] = field(default_factory=list)
-    sampling: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    num_tokens: int = 0
-    num_logit_rows: int = 0
-    decodes: bool = False
-    plain: bool = False
-
-    @classmethod
-    def of_decodes(cls, sequences: list[Sequence], plain: bool) -> StepPlan:
-        """What add_decode makes of all of them, where all have their prompts behind them."""
-        count = len(sequences)
-        ones = [1] * count
-        return cls(sequences, ones, ones, list(range(count)), [], count, count, True, plain)
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        end = sequence.computed + count
-        rows = min(count, max(0, end - sequence.first_logit_row))
-        if end == len(sequence.tokens):
-            self.sampling.append(len(self.sequences))
-        self.sequences.append(sequence)
-        self.counts.append(count)
-        self.logit_counts.append(rows)
-        self.num_tokens += count
-        self.num_logit_rows += rows
-
-    def add_decode(self, sequence: Sequence) -> None:
-        """The same as add(sequence, 1) for the usual case of one token that is not computed."""
-        self.sampling.append(len(self.sequences))
-        self.sequences.append(sequence)
-        self.counts.append(1)
-        self.logit_counts.append(1)
-        self.num_tokens += 1
-        self.num_logit_rows += 1
 
 
 class Scheduler:
@@ -93,17 +45,19 @@ class Scheduler:
         self.plan = StepPlan()  # of the step under way, or the last one
         self.preemptions = 0
         self._sharing: list[Group] = []
+        self._steady: SteadyPlan | None = None  # holds as long as nothing but `advance` has happened since it was made
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind all others."""
         self.waiting.append(sequence)
 
     def schedule(self) -> StepPlan:
-        """The next step; its plan is empty when there is nothing to do."""
+        """The next step; its plan is empty when there is nothing to do. A SteadyPlan is the same object each time."""
         closed = not self.waiting or len(self.running) >= self.config.max_num_seqs
-        if closed and (steady := self._plan_steady()) is not None:
-            self.plan = steady
-            return steady
+        self._steady = self._plan_steady() if closed else None
+        if self._steady is not None:
+            self.plan = self._steady
+            return self._steady
         plan = self.plan = StepPlan()
         self._plan_decodes(plan)
         if len(plan.sequences) < len(self.running):
@@ -119,6 +73,7 @@ class Scheduler:
 
         Returns the groups that got a token.
         """
+        self._steady = None
         size, caching = self.cache.page_size, self.cache.enable_prefix_caching
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             table = sequence.table
@@ -145,22 +100,29 @@ class Scheduler:
             self.running = [sequence for sequence in self.running if not sequence.finished]
         return list(touched.values())
 
-    def advance(self, plan: StepPlan, tokens: list[int]) -> list[Group]:
+    def advance(self, plan: SteadyPlan, tokens: list[int]) -> list[Group]:
         """`commit` for a plain plan. tokens: one for each of its sequences."""
-        size, caching, ended = self.cache.page_size, self.cache.enable_prefix_caching, False
-        for sequence, token in zip(plan.sequences, tokens, strict=True):
-            computed = sequence.computed = sequence.computed + 1
-            if caching and not computed % size and sequence.table is not None:
-                self.cache.publish(sequence.table, sequence.tokens, computed)
-            if sequence.advance(token):
-                ended = True
-                self._release(sequence)
-        if ended:
+        sequences = plan.sequences
+        for sequence in sequences:
+            sequence.computed += 1
+        for index in plan.at_page_start(plan.step + 1):
+            sequence = sequences[index]
+            assert sequence.table is not None
+            self.cache.publish(sequence.table, sequence.tokens, sequence.computed)
+        if plan.ends(tokens):
+            for sequence, token in zip(sequences, tokens, strict=True):
+                sequence.accept(Sampled(token))
+                if sequence.finished:
+                    self._release(sequence)
+            self._steady = None
             self.running = [sequence for sequence in self.running if not sequence.finished]
-        return list(dict.fromkeys([sequence.group for sequence in plan.sequences]))
+        else:
+            plan.take(tokens)
+        return plan.groups
 
     def end(self, group: Group, reason: FinishReason) -> None:
         """End all of a request's sequences that have not finished, and give back their pages at once."""
+        self._steady = None
         for sequence in group.sequences:
             self._release(sequence)
             if not sequence.finished:
@@ -174,6 +136,7 @@ class Scheduler:
 
         groups: all that have not finished; lists and books may have been caught half changed, so they are made anew.
         """
+        self._steady = None
         live = sorted((s for group in groups for s in group.sequences if not s.finished), key=_ORDER)
         cache = self.cache
         try:
@@ -192,18 +155,22 @@ class Scheduler:
             sequence.table, sequence.computed, sequence.group.shared = None, 0, None
         self.running, self.waiting, self._sharing = [], deque(live), []
 
-    def _plan_steady(self) -> StepPlan | None:
+    def _plan_steady(self) -> SteadyPlan | None:
         """The usual plan: all that run decode, and there are pages for it. None: something else is to be done."""
-        size, plain = self.cache.page_size, True
-        for sequence in self.running:
-            table, computed = sequence.table, sequence.computed
-            assert table is not None
-            if len(sequence.tokens) - computed != 1 or not sequence.group.prompt_done:
+        plan = self._steady
+        if plan is not None:
+            plan.step += 1
+            plan.turned = plan.at_page_start(plan.step)
+        elif self.running and all(s.remaining == 1 and s.group.prompt_done for s in self.running):
+            plan = SteadyPlan(list(self.running), self.cache.page_size)
+        else:
+            return None
+        for index in plan.turned:
+            sequence = plan.sequences[index]
+            assert sequence.table is not None
+            if not self.cache.extend(sequence.table, sequence.computed + 1):
                 return None
-            if computed >= len(table.pages) * size and not self.cache.extend(table, computed + 1):
-                return None
-            plain = plain and sequence.plain
-        return StepPlan.of_decodes(list(self.running), plain) if self.running else None
+        return plan
 
     def _plan_decodes(self, plan: StepPlan) -> None:
         index, size = 0, self.cache.page_size

@@ -78,7 +78,7 @@ class Sequence:
     tokens: prompt and output, i32. computed: how many of them have their keys and values in the pages of `table`.
     order: place in the queue; smaller is older. admitted: it has run before.
     A sequence decodes when exactly one token is not computed. plain: its tokens are the largest logits, and nothing but
-    stop ids and its length can end it, so that `advance` takes them in.
+    stop ids and its length can end it, so that `take` is enough for all others.
     """
 
     __slots__ = (
@@ -144,16 +144,11 @@ class Sequence:
             return len(self.tokens) - 1
         return len(reported) - 1
 
-    def advance(self, token: int) -> bool:
-        """`accept` for a plain sequence, in a fraction of the time; whether the token ended it."""
-        tokens = self.tokens
-        if token in self.sampler.stop_ids or len(tokens) + 1 >= self.max_length:
-            self.accept(Sampled(token))
-            return True
-        tokens.append(token)
-        self.sampler.append(token)
-        self.text.append(token)
-        return False
+    def take(self, token: int) -> None:
+        """`accept` for a plain sequence and a token that does not end it, in a fraction of the time."""
+        self.tokens.append(token)
+        self.sampler.position += 1
+        self.text.pending.append(token)
 
     def accept(self, sampled: Sampled) -> None:
         """Take the next token, and finish if it ends the output."""

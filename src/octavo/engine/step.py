@@ -21,7 +21,8 @@ from octavo.core.outputs import FinishReason
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.engine.output import Detokenize, TextBuilder, assemble_logprobs
-from octavo.engine.scheduler import Scheduler, StepPlan
+from octavo.engine.plan import SteadyPlan, StepPlan
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Group, Sequence
 from octavo.sampling.sampler import Sampled, SamplerState, plain_tokens, prompt_logprobs, sample
 
@@ -234,11 +235,12 @@ class Engine:
             scheduled = clock()
             logits = self._executor.run(plan)
             ran = clock()
-            tokens = plain_tokens(logits, self._executor.argmax) if plan.plain else None
-            if tokens is not None:
+            steady = plan if isinstance(plan, SteadyPlan) and plan.plain else None
+            tokens = plain_tokens(logits, self._executor.argmax) if steady else None
+            if steady is not None and tokens is not None:
                 drawn = clock()
                 committing = True
-                touched = self._advance(plan, tokens)
+                touched = self._advance(steady, tokens)
             else:
                 failed = self._report_prompts(plan, logits)
                 sampled = self._sample(plan, logits, failed)
@@ -261,7 +263,7 @@ class Engine:
         for stage, spent in enumerate(stages):
             self._seconds[stage] += spent
 
-    def _advance(self, plan: StepPlan, tokens: list[int]) -> list[Group]:
+    def _advance(self, plan: SteadyPlan, tokens: list[int]) -> list[Group]:
         """`_commit` for a plain plan, whose groups have had tokens before."""
         self._generated += len(tokens)
         touched = self.scheduler.advance(plan, tokens)
@@ -308,7 +310,7 @@ class Engine:
     def _report_prompts(self, plan: StepPlan, logits: F32) -> list[Group]:
         """Log-probabilities of the prompt tokens whose rows are in this step; returns groups that failed."""
         failed: list[Group] = []
-        if plan.decodes:
+        if isinstance(plan, SteadyPlan):
             return failed
         end = 0
         for sequence, rows, count in zip(plan.sequences, plan.logit_counts, plan.counts, strict=True):

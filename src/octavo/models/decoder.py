@@ -6,6 +6,7 @@ every step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,13 +106,11 @@ class Model:
         Raises InvalidParameterError for a token id outside the vocabulary, ContextLengthError for a position
         outside the rotary tables.
         """
-        self._check(batch)
-        return self._forward(batch, kv)
+        return self._run(self._forward, batch, kv)
 
     def hidden(self, batch: RaggedBatch, kv: KVStore) -> F32:
         """As `forward`, but the residual stream f32 [T, H] after the last layer, before the final norm."""
-        self._check(batch)
-        return self._hidden(batch, kv)
+        return self._run(self._hidden, batch, kv)
 
     def logits_of(self, x: F32, rows: NDArray[np.int32]) -> F32:
         """Logits f32 [R, V] of the rows [R] of x [T, H], which is what `hidden` returned."""
@@ -121,21 +120,23 @@ class Model:
         """See Ops.argmax."""
         return self._ops.argmax(logits)
 
-    def _check(self, batch: RaggedBatch) -> None:
-        """Kernels index tables by token and position without looking, so a bad one must not reach them."""
+    def _run(self, step: Callable[[RaggedBatch, KVStore], F32], batch: RaggedBatch, kv: KVStore) -> F32:
+        try:
+            return step(batch, kv)
+        except ValueError:
+            self._explain(batch)
+            raise
+
+    def _explain(self, batch: RaggedBatch) -> None:
+        """Say what is wrong with a batch that a step refused, where it is a token or a position."""
         if batch.num_tokens == 0:
             return
-        if _outside(batch.tokens, self.config.vocab):
-            low, high = int(batch.tokens.min()), int(batch.tokens.max())
+        low, high = int(batch.tokens.min()), int(batch.tokens.max())
+        if low < 0 or high >= self.config.vocab:
             bad = low if low < 0 else high
             raise InvalidParameterError(f"token id {bad} is outside the vocabulary (0..{self.config.vocab - 1})")
-        if _outside(batch.positions, self.max_positions):
+        if int(batch.positions.max()) >= self.max_positions or int(batch.positions.min()) < 0:
             raise ContextLengthError(
                 f"position {int(batch.positions.max())} is outside the context of {self.max_positions} tokens; "
                 "send fewer tokens, or load the model with a larger max_model_len"
             )
-
-
-def _outside(values: NDArray[np.int32], limit: int) -> bool:
-    """Whether any of the values is not in [0, limit): negative ones are huge when read as unsigned."""
-    return int(np.maximum.reduce(values.view(np.uint32))) >= limit

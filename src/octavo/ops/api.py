@@ -162,7 +162,8 @@ class Ops(StepOps, Protocol):
         """`step` over these ops, as a function of batch and KV store that gives the same bits.
 
         A backend may run `step` once, now, to learn what it does, and then do it without it.
-        Raises UnsupportedModelError where that shows something the backend has no kernel for.
+        Raises UnsupportedModelError where that shows something the backend has no kernel for. The function raises
+        ValueError, before anything is written to the store, for tokens and positions outside their tables.
         """
 
     def argmax(self, logits: F32) -> tuple[NDArray[np.int32], F32]:

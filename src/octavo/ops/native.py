@@ -21,8 +21,8 @@ from octavo.core.errors import ConfigError, UnsupportedModelError
 from octavo.formats.tensor import Tensor
 from octavo.ops import _native
 from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable, Step
-from octavo.ops.capture import check_attention, record
 from octavo.ops.kv import KVStore
+from octavo.ops.native_capture import check_attention, record
 
 __all__ = ["NativeOps", "available_tiers", "measure_dot", "measure_stream", "storage_formats"]
 
@@ -198,7 +198,7 @@ class NativeOps:
         return out
 
     def capture(self, step: Step) -> Callable[[RaggedBatch, KVStore], F32]:
-        """See Ops.capture: `step` runs once, on symbols, and is a program from then on (see ops/capture.py)."""
+        """See Ops.capture: `step` runs once, on symbols, and is a program from then on (see ops/native_capture.py)."""
         program = record(step)
         by_row, width = program.output_by_row, program.width
 

@@ -71,7 +71,7 @@ class ReferenceOps:
 
     def embedding(self, table: Tensor, tokens: NDArray[np.int32], scale: float = 1.0) -> F32:
         """See Ops.embedding."""
-        assert tokens.size == 0 or tokens.min() >= 0, "token ids count from 0"
+        _require_inside(tokens, table.shape[0], "token id")
         rows = Tensor(table.name, table.dtype, (len(tokens), table.shape[1]), table.data[tokens])
         return dequantize_tensor(rows) * np.float32(scale)
 
@@ -119,6 +119,7 @@ class ReferenceOps:
         q, k, v = np.split(heads, [spec.heads, spec.heads + spec.kv_heads], axis=1)
         q, k = (rms_norm(q, q_norm) if q_norm else q), (rms_norm(k, k_norm) if k_norm else k)
         if rope is not None:
+            _require_inside(batch.positions, len(rope.cos), "position")
             q, k = rotate(q, batch.positions, rope), rotate(k, batch.positions, rope)
         write_kv(k, v, kv, layer, batch)
         return np.ascontiguousarray(q).reshape(len(qkv), spec.heads * spec.head_dim)
@@ -139,6 +140,11 @@ class ReferenceOps:
         """See Ops.argmax."""
         ids = logits.argmax(axis=1)
         return ids.astype(np.int32), logits[np.arange(len(ids)), ids]
+
+
+def _require_inside(values: NDArray[np.int32], limit: int, what: str) -> None:
+    if values.size and (values.min() < 0 or values.max() >= limit):
+        raise ValueError(f"{what} out of range")
 
 
 _softcap = softcap  # the contract's argument of the same name hides it inside `logits`
