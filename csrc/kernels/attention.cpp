@@ -67,6 +67,14 @@ template <KvType type> KeyTile<type> tile_at(const Work& w, int key, int end, bo
   return tile;
 }
 
+// The first tile's keys, for which no tile before has asked.
+template <KvType type> void fetch_keys(const KeyTile<type>& tile, int n) {
+  for (int g = 0; g * kLanes < tile.count; ++g) {
+    const char* k = reinterpret_cast<const char*>(tile.group[g].k);
+    for (int at = 0; at < n * KvGroup<type>::kBytes; at += 64) prefetch(k + at);
+  }
+}
+
 // The same tile in f32.
 template <KvType type> KeyTile<KvType::F32> convert(const KeyTile<type>& tile, int n, Scratch& scratch) {
   KeyTile<KvType::F32> out = {};
@@ -154,6 +162,7 @@ template <KvType type> void split_tiles(const Work& w, int split, State& st) {
     if (begin == end) continue;
     const bool shared = type != KvType::F32 && end - begin >= kConvertRows;
     const KeyTile<type> tile = tile_at<type>(w, key, hi, shared);
+    if (key == first) fetch_keys(tile, w.kv.head_dim);
     if (shared) tile_step<KvGroup<type>::kBytes>(w, key, convert(tile, w.kv.head_dim, scratch), begin, end, st);
     else tile_step<KvGroup<type>::kBytes>(w, key, tile, begin, end, st);
   }

@@ -10,6 +10,8 @@ A page of one head is contiguous, so attention streams it; a page of all layers 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ from octavo.core.errors import ConfigError
 __all__ = ["KV_DTYPES", "LANES", "KVStore"]
 
 LANES = 16
+_ALIGNMENT = 4096
 KV_DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Storage dtype -> bytes per number."""
 
@@ -32,12 +35,11 @@ class KVStore:
             raise ConfigError(f"block_size {page_size} must be a multiple of {LANES}")
         self.layers, self.num_pages, self.page_size = layers, num_pages, page_size
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
-        storage = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[dtype]
+        storage: np.dtype[np.generic] = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         k_shape = (num_pages, kv_heads, page_size // LANES, head_dim, LANES)
         v_shape = (num_pages, kv_heads, page_size, head_dim)
-        # np.zeros maps memory without touching it: a page costs RAM only once it is used.
-        self.k: list[NDArray[np.generic]] = [np.zeros(k_shape, storage) for _ in range(layers)]
-        self.v: list[NDArray[np.generic]] = [np.zeros(v_shape, storage) for _ in range(layers)]
+        self.k: list[NDArray[np.generic]] = [_zeros(k_shape, storage) for _ in range(layers)]
+        self.v: list[NDArray[np.generic]] = [_zeros(v_shape, storage) for _ in range(layers)]
 
     @staticmethod
     def page_bytes(layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: str) -> int:
@@ -52,3 +54,12 @@ class KVStore:
         """Copy one page in every layer (copy-on-write)."""
         for layer in (*self.k, *self.v):
             layer[target] = layer[source]
+
+
+def _zeros(shape: tuple[int, ...], storage: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """Zeros that start on a page of memory, so that no vector of K or V lies across two cache lines."""
+    count = math.prod(shape) * storage.itemsize
+    # np.zeros maps memory without touching it: a page costs RAM only once it is used.
+    raw = np.zeros(count + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + count].view(storage).reshape(shape)
