@@ -17,6 +17,7 @@ from helpers.tiny import write_tiny_gguf
 settings.register_profile(
     "octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
+settings.register_profile("sanitize", settings.get_profile("octavo"), max_examples=20)  # of scripts/sanitize
 settings.load_profile("octavo")
 
 

@@ -18,10 +18,39 @@ constexpr auto kSpin = std::chrono::microseconds(100);  // longer than the gaps 
 
 std::atomic<uint64_t> g_forks{0};
 
-void count_forks() {
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { g_forks.fetch_add(1); }); });
-}
+// All pools of the process. A fork waits for their operations to end: the child has the forking thread alone, so an
+// operation of another thread would stay half done there, its pool locked for good.
+struct Registry {
+  std::mutex mutex;
+  std::vector<Pool*> pools;
+
+  static Registry& get() {
+    static Registry* all = [] {
+      pthread_atfork([] { get().lock(); }, [] { get().unlock(); }, [] {
+        g_forks.fetch_add(1);
+        get().unlock();
+      });
+      return new Registry;  // never deleted: a fork may come last of all
+    }();
+    return *all;
+  }
+  void lock() {
+    mutex.lock();
+    for (Pool* p : pools) p->mutex().lock();
+  }
+  void unlock() {
+    for (Pool* p : pools) p->mutex().unlock();
+    mutex.unlock();
+  }
+  void add(Pool* pool) {
+    std::lock_guard lock(mutex);
+    pools.push_back(pool);
+  }
+  void remove(Pool* pool) {
+    std::lock_guard lock(mutex);
+    std::erase(pools, pool);
+  }
+};
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -62,11 +91,12 @@ Pool::Pool(int threads) : threads_(threads) {
   if (threads < 1 || threads > kMaxThreads)
     throw std::invalid_argument("threads must be between 1 and " + std::to_string(kMaxThreads) + ", not " +
                                 std::to_string(threads));
-  count_forks();
   start();
+  Registry::get().add(this);
 }
 
 Pool::~Pool() {
+  Registry::get().remove(this);
   if (forks_ == g_forks.load()) {
     stop();
   } else {

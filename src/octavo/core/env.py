@@ -24,7 +24,7 @@ __all__ = ["BACKENDS", "ISA_TIERS", "MAX_THREADS", "TABLE", "Variable", "check_e
 
 PREFIX = "OCTAVO_"
 BACKENDS = ("native", "reference")
-ISA_TIERS = ("auto", "portable", "avx2")
+ISA_TIERS = ("auto", "avx512_bf16", "avx512", "avxvnni", "avx2", "portable")
 MAX_THREADS = 1024
 
 _log = logging.getLogger("octavo")
