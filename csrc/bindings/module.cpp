@@ -53,8 +53,8 @@ void linear(Context& c, const F32x2& x, const PackedLinear& w, Out y, const std:
 void rope_kv_write(Context& c, const F32x2& qkv, const Pages& k, const Pages& v, const std::string& dtype,
                    const I32x1& positions, const I32x1& starts, const I32x1& lens, const I32x2& tables,
                    const std::optional<U64x1>& tree, int heads, const std::optional<F32x2>& cos,
-                   const std::optional<F32x2>& sin, bool interleaved, const std::optional<F32x1>& q_norm, double q_eps, const std::optional<F32x1>& k_norm, double k_eps,
-                   Out q) {
+                   const std::optional<F32x2>& sin, bool interleaved, const std::optional<F32x1>& q_norm, double q_eps,
+                   const std::optional<F32x1>& k_norm, double k_eps, Out q) {
   const KvPages kv = kv_pages(k, v, dtype);
   const BatchArgs batch = batch_args(positions, starts, lens, tables, tree, kv, v.shape(0));
   const std::size_t m = batch.tokens, dim = kv.head_dim;

@@ -78,7 +78,8 @@ const AttentionPlan& AttentionPlans::plan(const BatchArgs& batch, const KvPages&
       continue;
     }
     p.partials = plan.partials;
-    plan.partials += static_cast<std::ptrdiff_t>(p.splits_end - p.splits_begin) * p.tokens * args.group * (kv.head_dim + 2);
+    const std::ptrdiff_t size = static_cast<std::ptrdiff_t>(p.tokens) * args.group * (kv.head_dim + 2);
+    plan.partials += (p.splits_end - p.splits_begin) * size;
     for (int split = p.splits_begin; split < p.splits_end; ++split) plan.items.push_back({static_cast<int>(i), split});
   }
   return plan;

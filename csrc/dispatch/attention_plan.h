@@ -15,8 +15,9 @@ struct BatchArgs {  // core/batch.py
   const int32_t* kv_lens;
   const int32_t* page_tables;
   int tokens, sequences, table_width;
-  const uint64_t* tree = nullptr;
-  uint64_t step = 0;  // not 0: the same in every call of one step, so that what follows from the batch is worked out once
+  const uint64_t* tree = nullptr;  // null: none
+  // Not 0: the same in every call of one step, so that what follows from the batch is worked out once.
+  uint64_t step = 0;
 };
 
 struct TokenSlot { int page, offset; };

@@ -37,7 +37,7 @@ struct Work {
   const AttentionArgs& args;
   int rows;
   float* q;  // [rows, head_dim], scaled
-  Sight sight[kTileRows];
+  Sight* sight;  // [rows]
 };
 
 struct State {  // of the rows: running maximum, sum, and unscaled output [rows, head_dim]
@@ -59,7 +59,8 @@ template <KvType type> KeyTile<type> tile_at(const Work& w, int key, int end, bo
   tile.count = min_int(kKeyTile, end - key);
   for (int g = 0; g * kLanes < tile.count; ++g) {
     const int at = key + g * kLanes;
-    const KvGroup<type> now = group_of<type>(w, at), next = at + kKeyTile < end ? group_of<type>(w, at + kKeyTile) : now;
+    const KvGroup<type> now = group_of<type>(w, at);
+    const KvGroup<type> next = at + kKeyTile < end ? group_of<type>(w, at + kKeyTile) : now;
     tile.group[g] = now;
     tile.soon[g] = reinterpret_cast<const char*>(convert ? next.k : now.v);
     tile.then[g] = reinterpret_cast<const char*>(convert ? next.v : next.k);
@@ -234,8 +235,9 @@ void prepare(Work& w) {
 void attend(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args) {
   alignas(64) float q[kMaxNumbers], part[kMaxNumbers], whole[kMaxNumbers];
   float m[kTileRows], l[kTileRows], m2[kTileRows], l2[kTileRows];
+  Sight sight[kTileRows];
   const int n = kv.head_dim, rows = tile.tokens * args.group;
-  Work w = {tile, kv, args, rows, q, {}};
+  Work w = {tile, kv, args, rows, q, sight};
   prepare(w);
   State all = {m, l, whole}, st = {m2, l2, part};
   split_step(w, tile.splits_begin, all);
@@ -248,8 +250,9 @@ void attend(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& a
 
 void attend_split(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, int split, float* partial) {
   alignas(64) float q[kMaxNumbers];
+  Sight sight[kTileRows];
   const int rows = tile.tokens * args.group;
-  Work w = {tile, kv, args, rows, q, {}};
+  Work w = {tile, kv, args, rows, q, sight};
   prepare(w);
   State st = {partial, partial + rows, partial + 2 * rows};
   split_step(w, split, st);
@@ -258,7 +261,7 @@ void attend_split(const AttentionTile& tile, const KvPages& kv, const AttentionA
 void merge_splits(const AttentionTile& tile, const KvPages& kv, const AttentionArgs& args, const float* partials) {
   alignas(64) float whole[kMaxHeadDim];
   const int n = kv.head_dim, rows = tile.tokens * args.group;
-  const Work w = {tile, kv, args, rows, nullptr, {}};
+  const Work w = {tile, kv, args, rows, nullptr, nullptr};
   for (int r = 0; r < rows; ++r) {
     float m = kNone, l = 0;
     const float* p = partials;

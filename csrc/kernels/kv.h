@@ -48,14 +48,17 @@ template <KvType type> struct KvGroup {
   Number* v;
 
   F key(int d) const { return Stored<type>::load(k + static_cast<std::ptrdiff_t>(d) * kLanes); }
-  F value(int j, int d, int head_dim) const { return Stored<type>::load(v + static_cast<std::ptrdiff_t>(j) * head_dim + d); }
+  F value(int j, int d, int head_dim) const {
+    return Stored<type>::load(v + static_cast<std::ptrdiff_t>(j) * head_dim + d);
+  }
 };
 
 // The group of a head that holds slot `offset` of a page.
 template <KvType type> inline KvGroup<type> group_at(const KvPages& kv, int page, int head, int offset) {
   using Number = typename Stored<type>::Number;
-  const std::ptrdiff_t slot = (static_cast<std::ptrdiff_t>(page) * kv.kv_heads + head) * kv.page_size + offset / kLanes * kLanes;
-  return {static_cast<Number*>(kv.k) + slot * kv.head_dim, static_cast<Number*>(kv.v) + slot * kv.head_dim};
+  const std::ptrdiff_t slots = (static_cast<std::ptrdiff_t>(page) * kv.kv_heads + head) * kv.page_size;
+  const std::ptrdiff_t at = (slots + offset / kLanes * kLanes) * kv.head_dim;
+  return {static_cast<Number*>(kv.k) + at, static_cast<Number*>(kv.v) + at};
 }
 
 }  // namespace octavo::OCTAVO_TIER
