@@ -1,4 +1,4 @@
-"""A row's result depends on that row alone, bit for bit: on no other row, not on their number, its place, or threads."""
+"""A row's result depends on that row alone, bit for bit: on no other row, not on their number, place, or the threads."""
 
 from __future__ import annotations
 
