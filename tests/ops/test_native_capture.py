@@ -79,6 +79,28 @@ def test_results_stay_when_the_next_step_runs(model: Model) -> None:
     assert np.array_equal(first, kept)
 
 
+def test_memory_of_results_is_used_again_once_they_are_gone() -> None:
+    from octavo.ops.native_capture import MAX_KEPT_BYTES, MIN_KEPT_BYTES, Results
+
+    results, width = Results(), MIN_KEPT_BYTES // 16
+    first = results.take(4, width)
+    part = first[1:, 5]  # a view of a view
+    address = first.ctypes.data
+    second = results.take(4, width)
+    del first
+    assert not np.shares_memory(part, second)
+    del second
+    third = results.take(4, width)
+    assert not np.shares_memory(part, third)
+    kept = third.ctypes.data
+    del third
+    fourth = results.take(4, width)
+    assert fourth.ctypes.data == kept != address
+    assert not np.shares_memory(results.take(2, 3), fourth)
+    assert results.take(MAX_KEPT_BYTES // 16 + 1, 4).shape == (MAX_KEPT_BYTES // 16 + 1, 4)
+    assert sum(memory.nbytes for memory in results._kept) <= MAX_KEPT_BYTES
+
+
 def test_several_stores_take_turns_and_are_let_go(model: Model) -> None:
     stores = [model.new_kv(4, PAGE, "float32") for _ in range(2)]
     batch, step = make_batch([[1, 2, 3]], [0], [[0]]), make_batch([[4]], [3], [[0]])

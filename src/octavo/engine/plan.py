@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.engine.sequence import Sequence
 
 __all__ = ["SteadyPlan", "StepPlan"]
@@ -53,7 +56,7 @@ class SteadyPlan(StepPlan):
     What the steps have in common is worked out once; what remains per step is a token for each sequence, and new pages
     for those few whose last one is full.
 
-    step: counts the steps, from 0. tokens: of each sequence, the one that is to be computed. turned: indices of
+    step: counts the steps, from 0. tokens: i32, of each sequence the one that is to be computed. turned: indices of
     sequences whose pages may have changed since the step before. groups: of the sequences, each once.
     plain: all sequences are plain, so that one argmax gives their tokens.
     """
@@ -63,7 +66,7 @@ class SteadyPlan(StepPlan):
         ones, indices = [1] * count, list(range(count))
         super().__init__(sequences, ones, ones, indices, [], count, count)
         self.step = 0
-        self.tokens = [s.tokens[-1] for s in sequences]
+        self.tokens: NDArray[np.int32] = np.array([s.tokens[-1] for s in sequences], np.int32)
         self.turned = indices
         self.groups = list(dict.fromkeys([s.group for s in sequences]))
         self.plain = all(s.plain for s in sequences)
@@ -82,7 +85,6 @@ class SteadyPlan(StepPlan):
         return self.step + 1 >= self._room or not self._stop_ids.isdisjoint(tokens)
 
     def take(self, tokens: list[int]) -> None:
-        """The next token of each sequence, none of which ends by it."""
+        """Commit the step with the next token of each sequence, none of which ends by it."""
         for sequence, token in zip(self.sequences, tokens, strict=True):
             sequence.take(token)
-        self.tokens = tokens

@@ -87,7 +87,7 @@ def _next_batch(plan: SteadyPlan, last: RaggedBatch) -> RaggedBatch:
     if plan.turned:
         tables = _turned(plan, tables)
     return RaggedBatch(
-        np.array(plan.tokens, np.int32),
+        plan.tokens,
         last.kv_lens,
         last.query_starts,
         last.kv_lens + _ONE,

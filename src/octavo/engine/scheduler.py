@@ -19,6 +19,9 @@ from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.cache.manager import CacheManager
 from octavo.core.config import EngineConfig
 from octavo.core.outputs import FinishReason
@@ -100,24 +103,18 @@ class Scheduler:
             self.running = [sequence for sequence in self.running if not sequence.finished]
         return list(touched.values())
 
-    def advance(self, plan: SteadyPlan, tokens: list[int]) -> list[Group]:
-        """`commit` for a plain plan. tokens: one for each of its sequences."""
-        sequences = plan.sequences
-        for sequence in sequences:
-            sequence.computed += 1
+    def advance(self, plan: SteadyPlan, tokens: NDArray[np.int32]) -> list[Group]:
+        """`commit` for a plain plan. tokens: i32, one for each of its sequences."""
+        listed = tokens.tolist()
+        if plan.ends(listed):
+            self.commit(plan, [Sampled(token) for token in listed])
+            return plan.groups
+        plan.take(listed)
+        plan.tokens = tokens
         for index in plan.at_page_start(plan.step + 1):
-            sequence = sequences[index]
+            sequence = plan.sequences[index]
             assert sequence.table is not None
             self.cache.publish(sequence.table, sequence.tokens, sequence.computed)
-        if plan.ends(tokens):
-            for sequence, token in zip(sequences, tokens, strict=True):
-                sequence.accept(Sampled(token))
-                if sequence.finished:
-                    self._release(sequence)
-            self._steady = None
-            self.running = [sequence for sequence in self.running if not sequence.finished]
-        else:
-            plan.take(tokens)
         return plan.groups
 
     def end(self, group: Group, reason: FinishReason) -> None:

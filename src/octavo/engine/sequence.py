@@ -29,6 +29,22 @@ class Group:
     been admitted yet. version: counts changes that a caller can see.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_start",
+        "decode",
+        "error",
+        "metrics",
+        "prompt_done",
+        "prompt_logprobs",
+        "request",
+        "sequences",
+        "shared",
+        "unadmitted",
+        "unfinished",
+        "version",
+    )
+
     def __init__(self, request: Request, decode: Callable[[int], str]) -> None:
         self.request = request
         self.decode = decode
@@ -145,7 +161,8 @@ class Sequence:
         return len(reported) - 1
 
     def take(self, token: int) -> None:
-        """`accept` for a plain sequence and a token that does not end it, in a fraction of the time."""
+        """Commit a plain sequence's step whose token does not end it: `accept`, in a fraction of the time."""
+        self.computed += 1
         self.tokens.append(token)
         self.sampler.position += 1
         self.text.pending.append(token)

@@ -263,7 +263,7 @@ class Engine:
         for stage, spent in enumerate(stages):
             self._seconds[stage] += spent
 
-    def _advance(self, plan: SteadyPlan, tokens: list[int]) -> list[Group]:
+    def _advance(self, plan: SteadyPlan, tokens: NDArray[np.int32]) -> list[Group]:
         """`_commit` for a plain plan, whose groups have had tokens before."""
         self._generated += len(tokens)
         touched = self.scheduler.advance(plan, tokens)

@@ -22,7 +22,7 @@ from octavo.formats.tensor import Tensor
 from octavo.ops import _native
 from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable, Step
 from octavo.ops.kv import KVStore
-from octavo.ops.native_capture import check_attention, record
+from octavo.ops.native_capture import Results, check_attention, record
 
 __all__ = ["NativeOps", "available_tiers", "measure_dot", "measure_stream", "storage_formats"]
 
@@ -199,12 +199,11 @@ class NativeOps:
 
     def capture(self, step: Step) -> Callable[[RaggedBatch, KVStore], F32]:
         """See Ops.capture: `step` runs once, on symbols, and is a program from then on (see ops/native_capture.py)."""
-        program = record(step)
+        program, results = record(step), Results()
         by_row, width = program.output_by_row, program.width
 
         def run(batch: RaggedBatch, kv: KVStore) -> F32:
-            rows = batch.logit_rows if by_row else batch.tokens
-            out = np.empty((len(rows), width), np.float32)
+            out = results.take(len(batch.logit_rows if by_row else batch.tokens), width)
             self._context.run(
                 program,
                 self._bound(kv),

@@ -6,6 +6,7 @@ instruction and returns the symbol of the buffer it would write. Every step then
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +19,13 @@ from octavo.ops import _native
 from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTable, Step
 from octavo.ops.kv import KVStore
 
-__all__ = ["check_attention", "record"]
+__all__ = ["Results", "check_attention", "record"]
 
+# Memory between these is used again. Above, it is made anew: the logits of a long prompt are not kept for good.
+MIN_KEPT_BYTES, MAX_KEPT_BYTES = 16 << 20, 128 << 20
 MAX_GROUP = 32
 MAX_HEAD_DIM = 512
+_ONE_HOLDER = 2  # what getrefcount says of an array that one name holds; its views hold it, too
 
 
 def check_attention(spec: AttentionSpec) -> None:
@@ -31,6 +35,32 @@ def check_attention(spec: AttentionSpec) -> None:
             f"attention with {spec.heads} heads over {spec.kv_heads} KV heads of {spec.head_dim} dimensions; "
             f"possible: up to {MAX_GROUP} heads per KV head, dimensions a multiple of 16 up to {MAX_HEAD_DIM}"
         )
+
+
+class Results:
+    """Memory for the results of one step after another; if it is large, used again once nobody holds the last one.
+
+    malloc gives 32 MB and more back to the system, and to get them anew, page by page, costs about 5 ms.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[F32] = []
+
+    def take(self, rows: int, width: int) -> F32:
+        """f32 [rows, width], not initialized, in which no other array lies."""
+        size = rows * width
+        if 4 * size < MIN_KEPT_BYTES:
+            return np.empty((rows, width), np.float32)
+        try:
+            memory = self._kept.pop()  # at once, so that two threads never take the same
+        except IndexError:
+            memory = None
+        if memory is None or memory.size < size or sys.getrefcount(memory) > _ONE_HOLDER:
+            memory = np.empty(size, np.float32)
+        result = memory[:size].reshape(rows, width)
+        if memory.nbytes <= MAX_KEPT_BYTES:
+            self._kept[:] = [memory]
+        return result
 
 
 def record(step: Step) -> _native.Program:

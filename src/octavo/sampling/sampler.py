@@ -14,6 +14,7 @@ state alone, so a token never depends on the batch it was sampled in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -54,10 +55,11 @@ def plain_argmax(logits: F32) -> tuple[NDArray[np.int32], F32]:
     return ids.astype(np.int32), logits[np.arange(len(ids)), ids]
 
 
-def plain_tokens(logits: F32, argmax: Argmax) -> list[int] | None:
-    """The tokens of rows of logits f32 [R, V] whose states are all `plain`; None: a row has none, `sample` says why."""
+def plain_tokens(logits: F32, argmax: Argmax) -> NDArray[np.int32] | None:
+    """The tokens i32 [R] of logits f32 [R, V] whose states are all `plain`; None: a row has none, `sample` says why."""
     ids, values = argmax(logits)
-    return ids.tolist() if np.isfinite(values).all() else None
+    # A sum of doubles: NaN and infinities stay in it. np.isfinite(values).all() runs ten times as much code.
+    return ids if math.isfinite(sum(values.tolist())) else None
 
 
 def sample(logits: F32, states: Sequence[SamplerState], argmax: Argmax = plain_argmax) -> list[Sampled]:

@@ -73,6 +73,19 @@ class SamplerState:
         plain: every token is the largest logit of its row as it is, and nothing else is asked about it.
     """
 
+    __slots__ = (
+        "bias",
+        "bias_ids",
+        "counts",
+        "params",
+        "plain",
+        "position",
+        "seed",
+        "stop_array",
+        "stop_ids",
+        "vocab_size",
+    )
+
     def __init__(
         self,
         params: SamplingParams,
