@@ -5,10 +5,14 @@
 #include <limits>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace octavo {
 namespace {
 
-constexpr int kWidth = 16;           // maxima kept side by side: what the compiler makes vectors of
+constexpr int kWidth = 16;           // maxima kept side by side
 constexpr int kBlock = 512;          // numbers between two looks at the maxima
 constexpr int kSegment = 32 * kBlock;  // numbers of one work item
 
@@ -17,22 +21,55 @@ struct Best {
   int index;
 };
 
+// Maxima of kWidth lanes, and their sums: a NaN stays in a sum (and two infinities make one).
+struct Lanes {
+#if defined(__SSE2__)
+  __m128 best[kWidth / 4], sum[kWidth / 4];
+  Lanes() {
+    for (int j = 0; j < kWidth / 4; ++j)
+      best[j] = _mm_set1_ps(-std::numeric_limits<float>::infinity()), sum[j] = _mm_setzero_ps();
+  }
+  void add(const float* x) {
+    for (int j = 0; j < kWidth / 4; ++j) {
+      const __m128 v = _mm_loadu_ps(x + 4 * j);
+      best[j] = _mm_max_ps(v, best[j]);  // the second where one is a NaN
+      sum[j] = _mm_add_ps(sum[j], v);
+    }
+  }
+  void store(float* b, float* s) const {
+    for (int j = 0; j < kWidth / 4; ++j) _mm_storeu_ps(b + 4 * j, best[j]), _mm_storeu_ps(s + 4 * j, sum[j]);
+  }
+#else
+  float best[kWidth], sum[kWidth] = {};
+  Lanes() { std::fill(best, best + kWidth, -std::numeric_limits<float>::infinity()); }
+  void add(const float* x) {
+    for (int j = 0; j < kWidth; ++j) {
+      best[j] = x[j] > best[j] ? x[j] : best[j];
+      sum[j] += x[j];
+    }
+  }
+  void store(float* b, float* s) const {
+    std::copy(best, best + kWidth, b);
+    std::copy(sum, sum + kWidth, s);
+  }
+#endif
+};
+
+bool is_nan(float x) { return x != x; }
+
 // The largest of x[0, n); NaN if there is one.
 float block_max(const float* x, int n) {
-  float best[kWidth], odd[kWidth] = {};
-  std::fill(best, best + kWidth, -std::numeric_limits<float>::infinity());
+  Lanes lanes;
   int i = 0;
-  for (; i + kWidth <= n; i += kWidth)
-    for (int j = 0; j < kWidth; ++j) {
-      best[j] = x[i + j] > best[j] ? x[i + j] : best[j];
-      odd[j] = x[i + j] == x[i + j] ? odd[j] : 1.0f;
-    }
-  for (int j = 0; i < n; ++i, ++j) {
-    best[j] = x[i] > best[j] ? x[i] : best[j];
-    odd[j] = x[i] == x[i] ? odd[j] : 1.0f;
+  for (; i + kWidth <= n; i += kWidth) lanes.add(x + i);
+  float best[kWidth], sum[kWidth];
+  lanes.store(best, sum);
+  for (; i < n; ++i) {
+    best[0] = x[i] > best[0] ? x[i] : best[0];
+    sum[0] += x[i];
   }
-  for (int j = 0; j < kWidth; ++j)
-    if (odd[j] != 0) return std::numeric_limits<float>::quiet_NaN();
+  if (std::any_of(sum, sum + kWidth, is_nan) && std::any_of(x, x + n, is_nan))
+    return std::numeric_limits<float>::quiet_NaN();
   return *std::max_element(best, best + kWidth);
 }
 
