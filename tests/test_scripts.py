@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 CLONE = Path(__file__).parents[1]
-SHELL = [CLONE / ".ci" / "run", *(CLONE / "scripts" / name for name in ("setup", "check", "test", "parity", "sanitize"))]
-SHELL.append(CLONE / "scripts" / "fetch_models")
+NAMES = ("setup", "check", "test", "parity", "sanitize", "fetch_models")
+SHELL = [CLONE / ".ci" / "run", *(CLONE / "scripts" / name for name in NAMES)]
 
 
 def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def test_closure_size_adds_up_and_holds_a_limit() -> None:
 
 def test_scripts_say_what_is_missing(tmp_path: Path) -> None:
     environment = {**os.environ, "VIRTUAL_ENV": str(tmp_path)}
-    for name in ("check", "test", "parity", "sanitize", "fetch_models"):
+    for name in NAMES[1:]:
         command = ["bash", str(CLONE / "scripts" / name)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 1
