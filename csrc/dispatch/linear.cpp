@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-constexpr std::size_t kItemBytes = 64 << 10;  // weights of one work item, about 2 us of streaming
+constexpr std::size_t kItemBytes = 128 << 10;  // weights of one work item, some 5 us of streaming
 constexpr int kFewRows = 4;                   // cheaper on one thread than a barrier
 // A row has fewer outliers than this: x^2 of each is above kOutlier^2 times the mean.
 int most_outliers(int k) { return static_cast<int>(static_cast<float>(k) / (kOutlier * kOutlier)) + 1; }

@@ -91,6 +91,7 @@ Pool::Pool(int threads) : threads_(threads) {
   if (threads < 1 || threads > kMaxThreads)
     throw std::invalid_argument("threads must be between 1 and " + std::to_string(kMaxThreads) + ", not " +
                                 std::to_string(threads));
+  ranges_ = std::make_unique<Range[]>(threads);
   start();
   Registry::get().add(this);
 }
@@ -109,7 +110,7 @@ void Pool::start() {
   quit_ = false;
   const uint32_t seen = state_.load() & ~(kOpen | kCount);
   try {
-    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, seen] { work(seen); });
+    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, i, seen] { work(i, seen); });
   } catch (...) {  // fewer threads than asked for would be a silent lie
     stop();
     throw;
@@ -124,8 +125,22 @@ void Pool::stop() {
   workers_.clear();
 }
 
-void Pool::drain() {
-  for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) call_(context_, i);
+// Items of a range still to be done, taken by its own thread from the front, by others from the back.
+int Pool::take(Range& range, bool own) {
+  uint64_t s = range.span.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint32_t begin = static_cast<uint32_t>(s >> 32), end = static_cast<uint32_t>(s);
+    if (begin >= end) return -1;
+    const uint64_t left = own ? span_of(begin + 1, end) : span_of(begin, end - 1);
+    if (range.span.compare_exchange_weak(s, left, std::memory_order_relaxed))
+      return static_cast<int>(own ? begin : end - 1);
+  }
+}
+
+void Pool::drain(int self) {
+  for (int i; (i = take(ranges_[self], true)) >= 0;) call_(context_, i);
+  for (int k = 1; k < threads_; ++k)
+    for (int i; (i = take(ranges_[(self + k) % threads_], false)) >= 0;) call_(context_, i);
 }
 
 // Enter the job of a generation not seen yet; false if it is closed already.
@@ -143,7 +158,7 @@ void Pool::leave() {
   if (!(before & kOpen) && (before & kCount) == 1) state_.notify_all();  // the caller may sleep on it
 }
 
-void Pool::work(uint32_t seen) {
+void Pool::work(int self, uint32_t seen) {
   DenormalsOff off;
   const auto fresh = [&] { return (state_.load(std::memory_order_acquire) & ~(kOpen | kCount)) != seen; };
   for (;;) {
@@ -157,7 +172,7 @@ void Pool::work(uint32_t seen) {
     }
     if (quit_) return;
     if (join(seen)) {
-      drain();
+      drain(self);
       leave();
     }
   }
@@ -178,12 +193,13 @@ void Pool::run_job(int items, Call call, const void* context) {
   }
   call_ = call;
   context_ = context;
-  items_ = items;
-  next_.store(0, std::memory_order_relaxed);
+  for (int64_t t = 0; t < threads_; ++t)
+    ranges_[t].span.store(span_of(static_cast<uint32_t>(items * t / threads_), static_cast<uint32_t>(items * (t + 1) / threads_)),
+                          std::memory_order_relaxed);
   const uint32_t next = (state_.load(std::memory_order_relaxed) + kGeneration) & ~(kOpen | kCount);
   state_.store(next | kOpen, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) state_.notify_all();
-  drain();
+  drain(0);
   state_.fetch_and(~kOpen, std::memory_order_acq_rel);
   const auto empty = [&] { return (state_.load(std::memory_order_acquire) & kCount) == 0; };
   if (spin(empty)) return;

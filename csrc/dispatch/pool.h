@@ -4,6 +4,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -30,10 +31,18 @@ class Pool {
   void run_job(int items, Call call, const void* context);
   void start();
   void stop();
-  void work(uint32_t seen);
+  void work(int self, uint32_t seen);
   bool join(uint32_t& seen);
   void leave();
-  void drain();
+  void drain(int self);
+
+  // Each thread starts with a stretch of items of its own, so that it walks through memory in order, and helps the
+  // others when it is done: begin << 32 | end.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> span{0};
+  };
+  static uint64_t span_of(uint32_t begin, uint32_t end) { return static_cast<uint64_t>(begin) << 32 | end; }
+  static int take(Range& range, bool own);
 
   // state_: generation of the job | open for workers | workers in it.
   static constexpr uint32_t kCount = 0x7ff, kOpen = 0x800, kGeneration = 0x1000;
@@ -41,13 +50,12 @@ class Pool {
   int threads_;
   uint64_t forks_ = 0;  // forks of this process when the workers were started
   std::vector<std::thread> workers_;
+  std::unique_ptr<Range[]> ranges_;
   std::mutex mutex_;
   Call call_ = nullptr;
   const void* context_ = nullptr;
-  int items_ = 0;
   std::atomic<bool> quit_{false};
   alignas(64) std::atomic<uint32_t> state_{0};
-  alignas(64) std::atomic<int> next_{0};
   alignas(64) std::atomic<int> sleepers_{0};
 };
 

@@ -87,7 +87,7 @@ template <> struct Layout<Format::Q5_1> : Block<384, 64> {
 template <> struct Layout<Format::Q8_0> : Block<544, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 255};
   static constexpr int offset = 128;
-  static constexpr bool plain = true;
+  static constexpr bool plain = false;
   static constexpr Index group_bytes = 544;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_load(quants(p, g) + u * kUnit); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
@@ -153,7 +153,7 @@ template <> struct Layout<Format::INT4_G128_Z> : Int4<4, true> {};
 template <> struct Layout<Format::INT8> {
   static constexpr Shape shape = {Kind::Whole, false, 1, 255};
   static constexpr int offset = 128;
-  static constexpr bool plain = true;
+  static constexpr bool plain = false;
   static constexpr Index group_bytes = 512;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_load(p + (8 * g + u) * kUnit); }
   static void scales(const uint8_t* header, const uint8_t*, int, Scales& s) { std::memcpy(s.d, header, sizeof s.d); }

@@ -59,8 +59,8 @@ static inline void fetch(const void* from, Index bytes) {
   for (Index b = 0; b < bytes; b += 64) prefetch(static_cast<const uint8_t*>(from) + b);
 }
 
-// One chunk for all rows [row0, row1), split evenly into passes: 9 = 5 + 4. Each pass fetches the next one's activations
-// and a part of a later chunk.
+// One chunk for all rows [row0, row1), split evenly into passes: 9 = 5 + 4. Each pass fetches a part of a later chunk
+// (not the next rows' activations and sums: those prefetches cost more than they gain).
 template <Shape shape, class Source>
 static inline void all_rows(const Source& source, const Scales* const (&s)[kPanels], int offset, const Activations& a,
                             int k0, int row0, int row1, const uint8_t* const (&later)[kPanels], Index chunk_bytes,
@@ -75,7 +75,6 @@ static inline void all_rows(const Source& source, const Scales* const (&s)[kPane
       at[i] = acc[i] + kLanes * r;
       if (passes > 1) fetch(later[i] + pass * part, part);
     }
-    if (pass + 1 < passes) fetch(x.q + n * x.width, n * x.width);
     rows_dispatch<shape>(n, source, s, offset, x, at);
     r += n;
   }
