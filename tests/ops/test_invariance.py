@@ -1,4 +1,4 @@
-"""A row's result depends on that row alone, bit for bit: on no other row, not on their number, place, or the threads."""
+"""A row's result depends on that row alone, bit for bit: on no other row, nor on its place, their number or threads."""
 
 from __future__ import annotations
 
