@@ -103,7 +103,7 @@ def tables(path: Path, **options: int) -> Model:
 def test_bands_of_the_file_reach_the_table(tiny_gguf: Callable[..., Path]) -> None:
     factors = np.linspace(1, 8, 8).astype(np.float32)
     model = tables(tiny_gguf("llama", tensors={"rope_freqs.weight": factors}))
-    rope = model._layers[0].rope
+    rope = model.decoder.layers[0].rope
     assert rope.interleaved
     np.testing.assert_array_equal(rope.cos, make_rope_table(model.config.rope, 512, factors).cos)
     assert not np.array_equal(rope.cos, make_rope_table(model.config.rope, 512).cos)
@@ -122,9 +122,9 @@ def test_longrope_picks_its_factors_by_the_context(tiny_gguf: Callable[..., Path
         tensors={f"rope_factors_{name}.weight": value for name, value in factors.items()},
     )
     model = tables(path, max_positions=positions)
-    np.testing.assert_allclose(model._layers[0].rope.cos[0], 1.5)
+    np.testing.assert_allclose(model.decoder.layers[0].rope.cos[0], 1.5)
     expected = 1.5 * np.sin(1 / factors[kind][0])
-    assert model._layers[0].rope.sin[1, 0] == pytest.approx(expected, rel=1e-6)
+    assert model.decoder.layers[0].rope.sin[1, 0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_longrope_without_its_tensors_is_an_error(tiny_gguf: Callable[..., Path]) -> None:
@@ -138,7 +138,7 @@ def test_gemma3_turns_local_and_global_layers_differently(tiny_gguf: Callable[..
         "gemma3", metadata={"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}, rope_theta=1e6
     )
     model = tables(path)
-    local, glob = model._layers[4].rope, model._layers[5].rope
+    local, glob = model.decoder.layers[4].rope, model._layers[5].rope
     assert local.sin[1, 0] == np.float32(math.sin(1))
     assert glob.sin[1, 0] == np.float32(math.sin(1 / 8))
     assert local.sin[1, 1] == np.float32(math.sin(10000 ** (-2 / 32)))

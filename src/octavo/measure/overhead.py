@@ -19,7 +19,7 @@ class StepCost:
     """Seconds of so many decode steps in all.
 
     wall_s: the steps; native_s: of it inside calls into the extension, native_calls of them; None with a backend that
-    has none. schedule_s, run_s, sample_s, commit_s: the stages, native calls included (they lie in run_s).
+    has none. schedule_s, run_s, sample_s, commit_s: the stages, native calls included (they lie in run_s and sample_s).
     """
 
     steps: int
@@ -32,15 +32,21 @@ class StepCost:
     commit_s: float
 
     @property
+    def outside_native_s(self) -> float | None:
+        """Seconds spent outside the extension: scheduling, sampling, bookkeeping and the calls themselves."""
+        return None if self.native_s is None else self.wall_s - self.native_s
+
+    @property
     def outside_native_fraction(self) -> float | None:
-        """Share of a step spent outside the extension: scheduling, sampling, bookkeeping and the calls themselves."""
-        return None if self.native_s is None else 1 - self.native_s / self.wall_s
+        """The same as a share of the steps."""
+        return None if self.outside_native_s is None else self.outside_native_s / self.wall_s
 
     def as_json(self) -> dict[str, Any]:
         """Milliseconds per step, and the share outside native calls."""
         stages = {"step": self.wall_s, "native": self.native_s, "schedule": self.schedule_s, "run": self.run_s}
         stages |= {"sample": self.sample_s, "commit": self.commit_s}
         per_step = {f"{name}_ms": None if s is None else 1e3 * s / self.steps for name, s in stages.items()}
+        per_step["outside_native_ms"] = self.outside_native_s and 1e3 * self.outside_native_s / self.steps
         calls = None if self.native_calls is None else self.native_calls / self.steps
         return per_step | {"native_calls": calls, "outside_native_fraction": self.outside_native_fraction}
 
