@@ -138,7 +138,7 @@ def test_gemma3_turns_local_and_global_layers_differently(tiny_gguf: Callable[..
         "gemma3", metadata={"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}, rope_theta=1e6
     )
     model = tables(path)
-    local, glob = model.decoder.layers[4].rope, model._layers[5].rope
+    local, glob = model.decoder.layers[4].rope, model.decoder.layers[5].rope
     assert local.sin[1, 0] == np.float32(math.sin(1))
     assert glob.sin[1, 0] == np.float32(math.sin(1 / 8))
     assert local.sin[1, 1] == np.float32(math.sin(10000 ** (-2 / 32)))
