@@ -14,6 +14,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def chain(pages: int, first_token: int = 0, identity: PageIdentity = IDENTITY) -
     return page_keys(identity, [first_token, *range(1, pages * PAGE_SIZE)])
 
 
+@cache
 def page_of(key: PageKey, size: int = PAGE_BYTES) -> bytes:
     """The contents that belong to a key: random, and others for every key."""
     return random.Random(key.digest).randbytes(size)

@@ -82,9 +82,11 @@ class DiskStore:
         self._queued_bytes = 0
         self._writing = self._closed = False
         self._hits = self._misses = self._written = self._evictions = self._corrupt = self._dropped = 0
-        # Guards all of the above. Held for a few dictionary operations or the copy of one page, never over a read or
-        # a write of page bytes.
+        # _state guards all of the above; it is held for dictionary operations and the copy of one page, never over a
+        # call to the file system. _disk is held while files are made or deleted, so that the cap counts what exists;
+        # who needs both takes _disk first.
         self._state = threading.Condition()
+        self._disk = threading.Lock()
         self._scratch = threading.local()
         if self._writes_off is None:
             self._trim()
@@ -111,6 +113,7 @@ class DiskStore:
             entry = self._index.get(key.digest)
             if entry is not None:
                 entry.stamp = self._next_stamp()
+                entry.touched = True
                 return True
             if key.digest in self._queued:
                 return True
@@ -160,10 +163,10 @@ class DiskStore:
         """Delete a page, queued or on disk; whether there was one. Deletes the file in the calling thread."""
         with self._state:
             self._check_open()
-            item, entry = self._queued.pop(key.digest, None), self._index.get(key.digest)
-            if entry is not None:
-                self._forget(entry)
-            return item is not None or entry is not None
+            if self._queued.pop(key.digest, None) is not None:
+                return True
+            entry = self._index.get(key.digest)
+        return entry is not None and self._forget(entry)
 
     def clear(self) -> int:
         """Delete every page, of every model and version; returns how many files. Deletes in the calling thread.
@@ -173,11 +176,12 @@ class DiskStore:
         with self._state:
             self._check_open()
             self._queued.clear()
-            files = 0
-            while (victim := self._index.victim()) is not None:
+        with self._disk:
+            with self._state:
+                victims = list(iter(self._index.victim, None))
+            for victim in victims:
                 self._delete(victim.name)
-                files += 1
-            return files
+        return len(victims)
 
     def flush(self) -> None:
         """Wait until every page that was put before is written or given up."""
@@ -209,6 +213,11 @@ class DiskStore:
             self._state.notify_all()
         self._writer.join()
         self._readers.shutdown()
+        if self._files.read_only is None:
+            for entry in self._index:
+                if entry.touched:
+                    self._files.touch(entry.name, entry.stamp)
+                    entry.touched = False
         self._files.close()
 
     def _check_open(self) -> None:
@@ -275,12 +284,18 @@ class DiskStore:
             logger.warning("KV page %s/%s cannot be served: %s", self._files.path, entry.name, error)
         with self._state:
             self._corrupt += damaged
-            if (damaged or gone) and self._index.get(entry.digest) is entry:
-                self._forget(entry)
+        if damaged or gone:
+            self._forget(entry)
 
-    def _forget(self, entry: Entry) -> None:
-        self._index.remove(entry)
-        self._delete(entry.name)
+    def _forget(self, entry: Entry) -> bool:
+        """Delete a page on disk, unless that has happened meanwhile."""
+        with self._disk:
+            with self._state:
+                if self._index.get(entry.digest) is not entry:
+                    return False
+                self._index.remove(entry)
+            self._delete(entry.name)
+        return True
 
     def _delete(self, name: str) -> None:
         """Delete a file where that is this process's to do; a failure ends the writing, not the caller."""
@@ -314,8 +329,6 @@ class DiskStore:
 
     def _store(self, item: _Queued) -> None:
         key = item.key
-        record = pack_record(key, item.page)
-        size = disk_bytes(sum(map(len, record)))
         with self._state:
             if not self._wanted(item):
                 return
@@ -323,22 +336,26 @@ class DiskStore:
                 self._dropped += 1
                 return
             stamp = self._next_stamp()
+        record = pack_record(key, item.page)
+        size = disk_bytes(sum(map(len, record)))
         name = page_name(key.digest, key.parent)
-        self._make_room(size)
-        self._files.write(name, record, stamp)
-        with self._state:
-            if not self._wanted(item):
-                self._files.discard(name)
-                return
+        with self._disk:
+            self._make_room(size)
+            self._files.write(name, record, stamp)
             self._files.publish(name)
-            self._index.add(Entry(key.digest, key.parent, name, size, stamp))
-            self._written += 1
+            with self._state:
+                if self._wanted(item):
+                    del self._queued[key.digest]
+                    self._index.add(Entry(key.digest, key.parent, name, size, stamp))
+                    self._written += 1
+                    return
+            self._files.delete(name)  # removed while it was written
 
     def _wanted(self, item: _Queued) -> bool:
         return self._queued.get(item.key.digest) is item
 
     def _make_room(self, size: int) -> None:
-        """Delete files until `size` bytes more are within the cap. The writer alone adds, so they stay so."""
+        """Delete files until `size` bytes more are within the cap."""
         while True:
             with self._state:
                 if self._index.used_bytes + size <= self.max_bytes:

@@ -53,14 +53,16 @@ class Victim(NamedTuple):
 
 
 class Entry:
-    """One page file. `stamp`: when it was last used, ns; `disk_bytes`: whole blocks of its file."""
+    """One page file. `disk_bytes`: whole blocks of its file. `stamp`: when it was last used, ns; `touched`: the file
+    does not say so yet. `queued`: it is in the heap.
+    """
 
-    __slots__ = ("digest", "disk_bytes", "name", "parent", "queued", "stamp")
+    __slots__ = ("digest", "disk_bytes", "name", "parent", "queued", "stamp", "touched")
 
     def __init__(self, digest: bytes, parent: bytes, name: str, disk_bytes: int, stamp: int) -> None:
         self.digest, self.parent, self.name = digest, parent, name
         self.disk_bytes, self.stamp = disk_bytes, stamp
-        self.queued = False
+        self.queued = self.touched = False
 
 
 class DiskIndex:
