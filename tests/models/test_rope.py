@@ -69,7 +69,7 @@ def test_yarn_keeps_fast_dimensions_stretches_slow_ones_and_blends_between() -> 
     plain = base(YARN)
     turns = YARN.original_context * plain / (2 * math.pi)
     ratio = frequencies / plain
-    assert (ratio[turns > 40] == 1).all()
+    np.testing.assert_allclose(ratio[turns > 40], 1, rtol=1e-14)  # NumPy's powers differ by a bit between processors
     np.testing.assert_allclose(ratio[turns < 0.7], 1 / 8)
     between = ratio[(turns < 25) & (turns > 1.5)]
     assert len(between) > 5
@@ -87,7 +87,7 @@ def test_yarn_options() -> None:
     assert attention == 1
     assert inverse_frequencies(replace(YARN, attention_factor=0.5))[1] == pytest.approx(0.5 * (0.1 * math.log(8) + 1))
     narrow = inverse_frequencies(replace(YARN, beta_fast=4.0, beta_slow=2.0))[0] / base(YARN)
-    assert np.sum((narrow < 1) & (narrow > 1 / 8)) < 5
+    assert np.sum((narrow < 1 - 1e-12) & (narrow > 1 / 8 + 1e-12)) < 5
 
 
 def test_factors_divide_frequencies() -> None:
