@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from octavo.core.config import EngineConfig
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
-from octavo.engine.runner import Runner
 from octavo.engine.plan import StepPlan
+from octavo.engine.runner import Runner
 from octavo.engine.sequence import Group
 from octavo.engine.step import Engine, Vocabulary
 from octavo.formats.gguf import GGUFFile

@@ -1,8 +1,8 @@
 """The native backend: ops/api.py through the C++ extension (csrc/), threaded, vectorized, row-invariant.
 
-Weights of quantized formats meet activations rounded to int8 with one scale per 32 numbers of a row; float formats
-(F32, F16, BF16) multiply in f32. Attention and everything else is f32. See docs/performance.md for what that costs
-in accuracy and gains in speed.
+Weights of quantized formats meet activations rounded to int8 with one scale per 256 numbers of a row, outliers apart in
+f32; BF16 and FP8 weights meet bf16 activations where the processor multiplies bf16, f32 elsewhere; F32 and F16 multiply
+in f32, as does attention. See docs/performance.md for what that costs in accuracy and gains in speed.
 """
 
 from __future__ import annotations
