@@ -215,8 +215,11 @@ def test_remove_and_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with paused_writer(store, monkeypatch) as waiting:
             store.put(keys[2], [page_of(keys[2])])
             waiting.wait()
+            store.put(keys[3], [page_of(keys[3])])
             clearing = threading.Thread(target=store.clear)
             clearing.start()
+            while store.stats().queued_pages:  # it waits for the page that is being written
+                pass
         clearing.join()
         assert files_below(tmp_path) == []
         assert (store.stats().pages, store.stats().disk_bytes, store.stats().queued_bytes) == (0, 0, 0)
@@ -317,19 +320,42 @@ def test_a_full_disk_ends_the_writing_and_says_so_once(
     with DiskStore(tmp_path, MIB) as store:
         put_all(store, keys[:1])
 
+        both, tries = threading.Event(), []
+
         def full(self: PageFiles, name: str, record: Sequence[bytes], stamp: int) -> None:
+            both.wait()
+            tries.append(name)
             raise OSError(code, os.strerror(code))
 
         monkeypatch.setattr(PageFiles, "write", full)
-        for key in keys[1:3]:
-            store.put(key, [page_of(key)])
+        assert [store.put(key, [page_of(key)]) for key in keys[1:3]] == [True, True]
+        both.set()
         store.flush()
+        assert len(tries) == 1
         assert not store.put(keys[3], [page_of(keys[3])])
         stats = store.stats()
         assert reason in (stats.writes_off or "")
         assert (stats.dropped, stats.queued_pages, stats.queued_bytes) == (3, 0, 0)
         assert caplog.text.count("no more pages are written") == 1
         assert store.longest_prefix(keys) == 1
+        assert read_page(store, keys[0]) == page_of(keys[0])
+
+
+def test_a_file_that_cannot_be_deleted_ends_the_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = chain(3)
+    with DiskStore(tmp_path, MIB) as store:
+        put_all(store, keys)
+
+        def denied(self: PageFiles, name: str) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+        monkeypatch.setattr(PageFiles, "delete", denied)
+        assert store.remove(keys[2])
+        assert store.remove(keys[1])
+        assert caplog.text.count("no more pages are written") == 1
+        assert not store.put(keys[2], [page_of(keys[2])]), "or the cap would not count what stayed"
         assert read_page(store, keys[0]) == page_of(keys[0])
 
 

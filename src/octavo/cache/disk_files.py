@@ -26,6 +26,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from octavo.cache.disk_format import DIGEST_BYTES, FORMAT_VERSION
@@ -36,7 +37,7 @@ __all__ = ["BLOCK_BYTES", "SUBDIRECTORY", "PageFiles", "disk_bytes", "page_name"
 
 SUBDIRECTORY = "octavo-kv"
 BLOCK_BYTES = 4096
-_NAME = re.compile(rf"([0-9a-f]{{{2 * DIGEST_BYTES}}})-([0-9a-f]{{{2 * DIGEST_BYTES}}})\.kv(\d+)")
+_NAME = re.compile(rf"([0-9a-f]{{{2 * DIGEST_BYTES}}})-([0-9a-f]{{{2 * DIGEST_BYTES}}})\.kv\d+")
 _TEMPORARY = ".tmp"
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -79,8 +80,7 @@ class PageFiles:
             self._lock = None
 
     def scan(self) -> DiskIndex:
-        """All pages here, oldest use first. A writer also deletes what a killed process left and closes open modes."""
-        found: list[Entry] = []
+        """All pages here. A writer also deletes what a killed process left, and takes away what others may read."""
         index = DiskIndex()
         tightened = 0
         try:
@@ -88,14 +88,9 @@ class PageFiles:
                 if not self.read_only:
                     tightened += self._tighten(shard, 0o700)
                 for each in os.scandir(f"{self.path}/{shard}"):
-                    tightened += self._list(f"{shard}/{each.name}", each, found, index)
+                    tightened += self._list(f"{shard}/{each.name}", each, index)
         except OSError as error:
             raise ConfigError(f"prefix_cache_dir {self.path} cannot be read: {error.strerror}") from error
-        for entry in sorted(found, key=lambda e: e.stamp):
-            if entry.digest in index:
-                index.add_stranger(entry.name, entry.disk_bytes)
-            else:
-                index.add(entry)
         if tightened:
             logger.warning("prefix_cache_dir %s: %d files were open to others; not any more", self.path, tightened)
         if index.strangers:
@@ -199,8 +194,8 @@ class PageFiles:
             logger.warning("prefix_cache_dir %s was open to others; not any more: prompts are private", self.path)
         return None
 
-    def _list(self, name: str, each: os.DirEntry[str], found: list[Entry], index: DiskIndex) -> int:
-        """Sort one file into `found`, or into the strangers of `index`; returns 1 where its mode was tightened."""
+    def _list(self, name: str, each: os.DirEntry[str], index: DiskIndex) -> int:
+        """Enter one file, as a page or as a stranger; returns 1 where its mode was tightened."""
         if each.name.endswith(_TEMPORARY) and _NAME.fullmatch(each.name.removesuffix(_TEMPORARY)):
             if not self.read_only:
                 self.delete(name)
@@ -214,10 +209,10 @@ class PageFiles:
             return 0  # deleted meanwhile by the process that writes here
         if not stat.S_ISREG(status.st_mode):
             return 0
-        digest, parent, version = bytes.fromhex(match[1]), bytes.fromhex(match[2]), int(match[3])
+        digest, parent = bytes.fromhex(match[1]), bytes.fromhex(match[2])
         size = disk_bytes(status.st_size)
-        if version == FORMAT_VERSION and name == page_name(digest, parent):
-            found.append(Entry(digest, parent, name, size, status.st_mtime_ns))
+        if name == page_name(digest, parent) and digest not in index:
+            index.add(Entry(digest, parent, name, size, status.st_mtime_ns))
         else:
             index.add_stranger(name, size)
         return 0 if self.read_only or not status.st_mode & 0o077 else self._tighten(name, 0o600)
@@ -231,13 +226,12 @@ class PageFiles:
         return 1
 
     def _create(self, path: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS
+        create = partial(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS, 0o600)
         try:
-            return os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(path), 0o700)
-            return os.open(path, flags, 0o600)
+            return create()
+        except FileNotFoundError:  # the first page of its directory
+            os.mkdir(os.path.dirname(path), 0o700)
+            return create()
 
 
 def _write_all(fd: int, piece: bytes) -> None:
