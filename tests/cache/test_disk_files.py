@@ -163,6 +163,18 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
         PageFiles(tmp_path)
 
 
+def test_links_in_the_place_of_pages_are_not_followed(tmp_path: Path) -> None:
+    files = PageFiles(tmp_path)
+    (name,) = write_pages(files, 1)
+    page, target = Path(files.path) / name, tmp_path / "target"
+    page.rename(target)
+    page.symlink_to(target)
+    assert len(files.scan()) == 0
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        files.read(name, memoryview(bytearray(FILE_BYTES)))
+    files.close()
+
+
 def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PageFiles(tmp_path).close()
     monkeypatch.setattr(disk_files.os, "geteuid", lambda: os.getuid() + 1)
