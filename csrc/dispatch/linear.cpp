@@ -150,11 +150,9 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
     const uint8_t *first = s.panels + p * s.panel_bytes, *second = first + (count - 1) * s.panel_bytes;
     const PanelPair panels = {count, {first, second}, {first + 2 * s.panel_bytes, second + 2 * s.panel_bytes}};
     kernels_.panels(s.format, panels, a, row0, row1, out);
-    for (int i = 0; i < count; ++i) {
-      const int column = s.first_row + (p + i) * kLanes, n = std::min(kLanes, s.rows - (p + i) * kLanes);
-      const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + column;
-      kernels_.store_rows(acc[i], m, n, bias_of(s, p + i), add ? add + to : nullptr, y + to, columns);
-    }
+    const int column = s.first_row + p * kLanes, n = std::min(count * kLanes, s.rows - p * kLanes);
+    const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + column;
+    kernels_.store_rows(out, m, n, bias_of(s, p), add ? add + to : nullptr, y + to, columns);
   };
   auto gate = [&](const Segment& s, int p, int row0, int row1) {
     alignas(64) float acc[2][kBlockRows * kLanes];
@@ -163,18 +161,21 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
     const int n = std::min(kLanes, s.rows - p * kLanes), m = row1 - row0;
     const auto panel = [p](const Segment& of) { return of.panels + p * of.panel_bytes; };
     if (s.format == both[1]->format) {
-      const PanelPair panels = {2, {panel(s), panel(*both[1])}, {panel(s) + s.panel_bytes, panel(*both[1]) + s.panel_bytes}};
+      const uint8_t *g = panel(s), *u = panel(*both[1]);
+      const PanelPair panels = {2, {g, u}, {g + s.panel_bytes, u + s.panel_bytes}};
       kernels_.panels(s.format, panels, a, row0, row1, out);
     } else {
-      for (int i = 0; i < 2; ++i)
-        kernels_.panels(both[i]->format, {1, {panel(*both[i]), nullptr}, {panel(*both[i]) + both[i]->panel_bytes, nullptr}}, a,
-                        row0, row1, out + i);
+      for (int i = 0; i < 2; ++i) {
+        const uint8_t* one = panel(*both[i]);
+        kernels_.panels(both[i]->format, {1, {one, nullptr}, {one + both[i]->panel_bytes, nullptr}}, a, row0, row1, out + i);
+      }
     }
     if (bias)
-      for (int i = 0; i < 2; ++i) kernels_.store_rows(acc[i], m, n, bias_of(*both[i], p), nullptr, acc[i], kLanes);
+      for (int i = 0; i < 2; ++i)
+        kernels_.store_rows(out + i, m, n, bias_of(*both[i], p), nullptr, acc[i], kLanes);  // one panel: n <= 16
     kernels_.gate(act, acc[0], acc[1], m * kLanes, acc[0]);
     const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + p * kLanes;
-    kernels_.store_rows(acc[0], m, n, nullptr, add ? add + to : nullptr, y + to, columns);
+    kernels_.store_rows(out, m, n, nullptr, add ? add + to : nullptr, y + to, columns);
   };
 
   const int blocks = a.blocks(), segments = w.gated ? 1 : static_cast<int>(w.segments.size());

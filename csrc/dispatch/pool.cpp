@@ -193,9 +193,8 @@ void Pool::run_job(int items, Call call, const void* context) {
   }
   call_ = call;
   context_ = context;
-  for (int64_t t = 0; t < threads_; ++t)
-    ranges_[t].span.store(span_of(static_cast<uint32_t>(items * t / threads_), static_cast<uint32_t>(items * (t + 1) / threads_)),
-                          std::memory_order_relaxed);
+  const auto share = [&](int64_t t) { return static_cast<uint32_t>(items * t / threads_); };
+  for (int t = 0; t < threads_; ++t) ranges_[t].span.store(span_of(share(t), share(t + 1)), std::memory_order_relaxed);
   const uint32_t next = (state_.load(std::memory_order_relaxed) + kGeneration) & ~(kOpen | kCount);
   state_.store(next | kOpen, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) state_.notify_all();

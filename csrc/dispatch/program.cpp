@@ -162,9 +162,9 @@ void Program::place(const StepArgs& step) {
     total += (floats + 15) / 16 * 16;
   }
   if (total <= capacity_) return;
-  memory_.reset();
+  memory_ = {};
   capacity_ = 0;
-  memory_.reset(static_cast<float*>(::operator new(total * sizeof(float), std::align_val_t{64})));
+  memory_ = Arena().take(total * sizeof(float));  // rows of a wide matrix each lie on a page of their own: huge ones
   capacity_ = total;
 }
 
@@ -181,7 +181,7 @@ void Program::run(Context& c, const KvLayers& kv, const StepArgs& given, float* 
 void Program::execute(Context& c, const Instruction& i, const KvLayers& kv, const StepArgs& step, float* out) {
   auto at = [&](int id) -> float* {
     if (id < 0) return nullptr;
-    return buffers_[id].slot < 0 ? out : memory_.get() + offsets_[buffers_[id].slot];
+    return buffers_[id].slot < 0 ? out : reinterpret_cast<float*>(memory_.data) + offsets_[buffers_[id].slot];
   };
   const float *x = at(i.in), *residual = at(i.residual);
   float* y = at(i.out);

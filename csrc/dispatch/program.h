@@ -61,7 +61,6 @@ class Program {
   struct Instruction { Op op; int in, residual, out; };
   struct Buffer { int width; bool by_row; int last_use; int slot; };  // slot -1: the caller's memory
   struct Slot { std::size_t by_token = 0, by_row = 0; };              // widths of the widest buffers in it
-  struct Free { void operator()(float* p) const { ::operator delete(p, std::align_val_t{64}); } };
 
   int add(Op op, int in, int residual, int width, bool by_row);
   const Buffer& buffer(int id) const;
@@ -76,7 +75,7 @@ class Program {
   std::vector<std::shared_ptr<const void>> owners_;
   int output_ = -1;
   std::mutex mutex_;  // of the memory below
-  std::unique_ptr<float, Free> memory_;
+  Memory memory_;
   std::size_t capacity_ = 0;  // floats
   std::vector<std::size_t> offsets_;  // of each slot in memory_
 };

@@ -128,19 +128,22 @@ void add(const float* a, const float* b, int n, float* y) {
   for (int i = 0; i < n; i += 16) store_tail(y + i, f_add(load_tail(a + i, n - i), load_tail(b + i, n - i)), n - i);
 }
 
-void store_rows(const float* acc, int rows, int n, const float* bias, const float* residual, float* y,
+void store_rows(const float* const acc[2], int rows, int n, const float* bias, const float* residual, float* y,
                 std::ptrdiff_t stride) {
   constexpr int ahead = 8;  // rows lie a page or more apart: nothing else fetches them in time
-  const F b = bias ? load_tail(bias, n) : f_zero();
   for (int r = 0; r < rows; ++r) {
-    if (r + ahead < rows) {
-      prefetch_write(y + (r + ahead) * stride);
-      if (residual) prefetch(residual + (r + ahead) * stride);
+    const bool more = r + ahead < rows;
+    for (int i = 0, panel = 0; i < n; i += kLanes, ++panel) {
+      const std::ptrdiff_t at = r * stride + i;
+      if (more) {
+        prefetch_write(y + at + ahead * stride);
+        if (residual) prefetch(residual + at + ahead * stride);
+      }
+      F v = f_load(acc[panel] + r * kLanes);
+      if (bias) v = f_add(v, load_tail(bias + i, n - i));
+      if (residual) v = f_add(v, load_tail(residual + at, n - i));
+      store_tail(y + at, v, n - i);
     }
-    F v = f_load(acc + r * kLanes);
-    if (bias) v = f_add(v, b);
-    if (residual) v = f_add(v, load_tail(residual + r * stride, n));
-    store_tail(y + r * stride, v, n);
   }
 }
 

@@ -7,7 +7,8 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y);
 int quantize(const float* x, const Activations& a, int row, Outlier* outliers, int32_t* counts);
 void gate(Act act, const float* g, const float* up, int n, float* y);
 void add(const float* a, const float* b, int n, float* y);
-void store_rows(const float* acc, int rows, int n, const float* bias, const float* residual, float* y, std::ptrdiff_t stride);
+void store_rows(const float* const acc[2], int rows, int n, const float* bias, const float* residual, float* y,
+                std::ptrdiff_t stride);
 void softcap(float* x, std::ptrdiff_t n, float cap);
 uint64_t stream(const uint8_t* p, std::size_t n);
 float peak_int8(int64_t steps);
