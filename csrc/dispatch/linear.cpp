@@ -7,6 +7,7 @@ namespace octavo {
 namespace {
 
 constexpr std::size_t kItemBytes = 128 << 10;  // weights of one work item, some 5 us of streaming
+constexpr int kFarRows = 16;                  // see Context::linear
 constexpr int kFewRows = 4;                   // cheaper on one thread than a barrier
 // A row has fewer outliers than this: x^2 of each is above kOutlier^2 times the mean.
 int most_outliers(int k) { return static_cast<int>(static_cast<float>(k) / (kOutlier * kOutlier)) + 1; }
@@ -142,17 +143,24 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
   const float* bias = w.bias.empty() ? nullptr : w.bias.data();
   const auto bias_of = [&](const Segment& s, int p) { return bias ? bias + s.first_row + p * kLanes : nullptr; };
 
-  // Two panels (the last one of a segment may be alone) for one block of rows, from the product to the output.
-  auto pair = [&](const Segment& s, int p, int row0, int row1) {
+  // Two panels for one block of rows, from the product to the output (one of an odd number is alone). Few rows take them
+  // half a segment apart, so that a thread that walks on reads two streams without gaps; many take neighbours, whose
+  // outputs share pages.
+  const bool far = rows <= kFarRows;
+  auto pair = [&](const Segment& s, int index, int row0, int row1) {
     alignas(64) float acc[2][kBlockRows * kLanes];
     float* const out[2] = {acc[0], acc[1]};
-    const int count = std::min(2, s.panel_count() - p), m = row1 - row0;
-    const uint8_t *first = s.panels + p * s.panel_bytes, *second = first + (count - 1) * s.panel_bytes;
-    const PanelPair panels = {count, {first, second}, {first + 2 * s.panel_bytes, second + 2 * s.panel_bytes}};
-    kernels_.panels(s.format, panels, a, row0, row1, out);
-    const int column = s.first_row + p * kLanes, n = std::min(count * kLanes, s.rows - p * kLanes);
-    const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + column;
-    kernels_.store_rows(out, m, n, bias_of(s, p), add ? add + to : nullptr, y + to, columns);
+    const int apart = far ? (s.panel_count() + 1) / 2 : 1, step = far ? 1 : 2, p = step * index;
+    const int count = p + apart < s.panel_count() ? 2 : 1, m = row1 - row0;
+    const std::size_t bytes = s.panel_bytes;
+    const uint8_t *first = s.panels + p * bytes, *second = first + apart * bytes;
+    kernels_.panels(s.format, {count, {first, second}, {first + step * bytes, second + step * bytes}}, a, row0, row1, out);
+    const int stores = far ? count : 1, width = far ? kLanes : count * kLanes;
+    for (int i = 0; i < stores; ++i) {
+      const int panel = p + i * apart, column = s.first_row + panel * kLanes, n = std::min(width, s.rows - panel * kLanes);
+      const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + column;
+      kernels_.store_rows(out + i, m, n, bias_of(s, panel), add ? add + to : nullptr, y + to, columns);
+    }
   };
   auto gate = [&](const Segment& s, int p, int row0, int row1) {
     alignas(64) float acc[2][kBlockRows * kLanes];
@@ -172,7 +180,7 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
     }
     if (bias)
       for (int i = 0; i < 2; ++i)
-        kernels_.store_rows(out + i, m, n, bias_of(*both[i], p), nullptr, acc[i], kLanes);  // one panel: n <= 16
+        kernels_.store_rows(out + i, m, n, bias_of(*both[i], p), nullptr, acc[i], kLanes);
     kernels_.gate(act, acc[0], acc[1], m * kLanes, acc[0]);
     const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(row0) * columns + p * kLanes;
     kernels_.store_rows(out, m, n, nullptr, add ? add + to : nullptr, y + to, columns);
@@ -197,7 +205,7 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
     const int end = std::min(share->pairs, (item + 1) * share->per_item);
     for (int p = item * share->per_item; p < end; ++p) {
       if (w.gated) gate(*share->segment, p, row0, row1);
-      else pair(*share->segment, 2 * p, row0, row1);
+      else pair(*share->segment, p, row0, row1);
     }
   });
   if (post.weight)

@@ -145,8 +145,8 @@ struct Kernels {
   // y[i] = act(gate[i]) * up[i].
   void (*gate)(Act act, const float* gate, const float* up, int n, float* y);
   void (*add)(const float* a, const float* b, int n, float* y);
-  // y[r][i] = acc[r][i] + bias[i] + residual[r][i] for the n columns of one or two panels: acc[j] f32 [rows, 16], acc[1]
-  // unread for one; residual and y with `stride` floats a row; bias, residual null: none.
+  // y[r][i] = acc[r][i] + bias[i] + residual[r][i] for the n columns of one or two neighbouring panels: acc[j] f32
+  // [rows, 16], acc[1] unread for n <= 16; residual and y with `stride` floats a row; bias, residual null: none.
   void (*store_rows)(const float* const acc[2], int rows, int n, const float* bias, const float* residual, float* y,
                      std::ptrdiff_t stride);
   // cap * tanh(x / cap), in place.

@@ -22,8 +22,8 @@ from octavo.ops.kv import KV_DTYPES, KVStore
 
 __all__ = ["Case", "attention_cases", "copies_past_cache", "embedding_cases", "linear_cases", "norm_cases"]
 
-# Copies together are this many times the last-level cache.
-CACHE_MULTIPLE = 2.5
+# Copies together are this many times the last-level cache: one that keeps a third of what goes round would flatter.
+CACHE_MULTIPLE = 8
 # Where the system does not tell its caches: more than most have.
 UNKNOWN_CACHE_BYTES = 64 << 20
 # Tiny matrices would need tens of thousands of copies; they are measured in the cache, and the report says so.
