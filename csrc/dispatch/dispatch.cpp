@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-#if defined(OCTAVO_HAVE_X86)
+#if defined(OCTAVO_HAVE_AVXVNNI)
 namespace {
 
 bool has_avx_vnni() {  // leaf 7.1, EAX bit 4; compilers name the feature only from some version on
@@ -58,10 +58,14 @@ std::vector<const Kernels*> tiers() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
+#if defined(OCTAVO_HAVE_AVX512_BF16)
   if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))
     found.push_back(&kAvx512Bf16);
+#endif
   if (avx512) found.push_back(&kAvx512);
+#if defined(OCTAVO_HAVE_AVXVNNI)
   if (avx2 && has_avx_vnni()) found.push_back(&kAvxVnni);
+#endif
   if (avx2) found.push_back(&kAvx2);
 #endif
   found.push_back(&kPortable);
