@@ -46,7 +46,7 @@ struct Shape {
   constexpr int flush() const { return top <= 15 ? 8 : top <= 31 ? 4 : top <= 63 ? 2 : 1; }
 };
 
-// Per format: shape and offset; plain: lanes() is a load and no more; group_bytes: packed, of 32 elements (rounded down);
+// Per format: shape and offset; group_bytes: packed, of 32 elements (rounded down);
 //   lanes(p, g, u): step u (0..7) of group g of the chunk packed at p;
 //   scales(header, p, groups, s): what the shape needs of s.
 // The packed layouts are listed in dispatch/pack.cpp.

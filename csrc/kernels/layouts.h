@@ -31,7 +31,6 @@ template <int bytes, int scale_bytes, int span_ = 1> struct Block {
 template <> struct Layout<Format::Q4_0> : Block<288, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 15};
   static constexpr int offset = 8;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 288;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_nibble(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
@@ -42,7 +41,6 @@ template <> struct Layout<Format::Q4_0> : Block<288, 32> {
 template <> struct Layout<Format::Q4_1> : Block<320, 64> {
   static constexpr Shape shape = {Kind::Blocks, true, 1, 15};
   static constexpr int offset = 0;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 320;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_nibble(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
@@ -61,7 +59,6 @@ static inline B block_five(const uint8_t* q, Index u) {
 template <> struct Layout<Format::Q5_0> : Block<352, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 31};
   static constexpr int offset = 16;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 352;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_five(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
@@ -72,7 +69,6 @@ template <> struct Layout<Format::Q5_0> : Block<352, 32> {
 template <> struct Layout<Format::Q5_1> : Block<384, 64> {
   static constexpr Shape shape = {Kind::Blocks, true, 1, 31};
   static constexpr int offset = 0;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 384;
   static B lanes(const uint8_t* p, Index g, Index u) { return block_five(quants(p, g), u); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
@@ -87,7 +83,6 @@ template <> struct Layout<Format::Q5_1> : Block<384, 64> {
 template <> struct Layout<Format::Q8_0> : Block<544, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 255};
   static constexpr int offset = 128;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 544;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_load(quants(p, g) + u * kUnit); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
@@ -102,7 +97,6 @@ inline constexpr uint8_t kMxfp4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 1
 template <> struct Layout<Format::IQ4_NL> : Block<288, 32> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 255};
   static constexpr int offset = 128;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 288;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_lookup(kIq4, block_nibble(quants(p, g), u)); }
   static void scales(const uint8_t* h, const uint8_t* p, int groups, Scales& s) {
@@ -113,7 +107,6 @@ template <> struct Layout<Format::IQ4_NL> : Block<288, 32> {
 template <> struct Layout<Format::MXFP4> : Block<272, 16> {
   static constexpr Shape shape = {Kind::Blocks, false, 1, 31};
   static constexpr int offset = 12;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 272;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_lookup(kMxfp4, block_nibble(quants(p, g), u)); }
   static void scales(const uint8_t*, const uint8_t* p, int groups, Scales& s) {
@@ -130,7 +123,6 @@ template <int span, bool zeros> struct Int4 : Block<(zeros ? 48 : 32) + 256 * sp
   using Base = Block<(zeros ? 48 : 32) + 256 * span, zeros ? 48 : 32, span>;
   static constexpr Shape shape = {Kind::Blocks, zeros, span, 15};
   static constexpr int offset = zeros ? 0 : 8;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = ((zeros ? 48 : 32) + 256 * span) / span;
   static B lanes(const uint8_t* p, Index g, Index u) {
     return block_nibble(Base::quants(p, g) + g % span * 4 * kUnit, u);
@@ -153,7 +145,6 @@ template <> struct Layout<Format::INT4_G128_Z> : Int4<4, true> {};
 template <> struct Layout<Format::INT8> {
   static constexpr Shape shape = {Kind::Whole, false, 1, 255};
   static constexpr int offset = 128;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 512;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_load(p + (8 * g + u) * kUnit); }
   static void scales(const uint8_t* header, const uint8_t*, int, Scales& s) { std::memcpy(s.d, header, sizeof s.d); }
@@ -164,7 +155,6 @@ static inline const int8_t* as_i8(const uint8_t* p) { return reinterpret_cast<co
 template <> struct Layout<Format::IQ4_XS> {
   static constexpr Shape shape = {Kind::Sub32, false, 1, 255};
   static constexpr int offset = 128;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 276;
   static B lanes(const uint8_t* p, Index g, Index u) { return b_lookup(kIq4, block_nibble(p + 160 + 4 * g * kUnit, u)); }
   static void scales(const uint8_t*, const uint8_t* p, int, Scales& s) {
@@ -186,7 +176,6 @@ static inline void k_scales(const uint8_t* p, Scales& s) {
 template <> struct Layout<Format::Q4_K> {
   static constexpr Shape shape = {Kind::Sub32, true, 1, 15};
   static constexpr int offset = 0;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 296;
   static B lanes(const uint8_t* p, Index g, Index u) { return pair_nibble(p + 320, g, u); }
   static void scales(const uint8_t*, const uint8_t* p, int, Scales& s) { k_scales(p, s); }
@@ -195,7 +184,6 @@ template <> struct Layout<Format::Q4_K> {
 template <> struct Layout<Format::Q5_K> {
   static constexpr Shape shape = {Kind::Sub32, true, 1, 31};
   static constexpr int offset = 0;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 360;
   static B lanes(const uint8_t* p, Index g, Index u) {
     return b_or(pair_nibble(p + 832, g, u), b_shl(b_shr(b_load(p + 320 + u * kUnit), static_cast<int>(g), 1), 4, 16));
@@ -214,7 +202,6 @@ static inline void sub_scales(const uint8_t* p, int offset, Scales& s) {
 template <> struct Layout<Format::Q6_K> {
   static constexpr Shape shape = {Kind::Sub16, false, 1, 63};
   static constexpr int offset = 32;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 420;
   static B lanes(const uint8_t* p, Index g, Index u) {  // four groups share 16 units of nibbles and 8 of bit pairs
     const B low = b_shr(b_load(p + 288 + (16 * (g >> 2) + 8 * (g & 1) + u) * kUnit), static_cast<int>(2 * (g & 2)), 15);
@@ -227,7 +214,6 @@ template <> struct Layout<Format::Q6_K> {
 template <> struct Layout<Format::Q3_K> {
   static constexpr Shape shape = {Kind::Sub16, false, 1, 15};
   static constexpr int offset = 4;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 228;
   static B lanes(const uint8_t* p, Index g, Index u) {
     const B low = b_shr(b_load(p + 288 + (8 * (g >> 2) + u) * kUnit), static_cast<int>(2 * (g & 3)), 3);
@@ -239,7 +225,6 @@ template <> struct Layout<Format::Q3_K> {
 template <> struct Layout<Format::Q2_K> {
   static constexpr Shape shape = {Kind::Sub16, true, 1, 15};
   static constexpr int offset = 0;
-  static constexpr bool plain = false;
   static constexpr Index group_bytes = 168;
   static B lanes(const uint8_t* p, Index g, Index u) {
     return b_shr(b_load(p + 320 + (8 * (g >> 2) + u) * kUnit), static_cast<int>(2 * (g & 3)), 3);

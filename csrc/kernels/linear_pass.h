@@ -12,24 +12,22 @@ namespace octavo::OCTAVO_TIER {
 
 constexpr int kAheadChunks = 2;  // how far ahead packed weights are fetched
 
-// Where the bytes of step u of group g of panel i come from. alone: the only pass over its chunk, which fetches a later
-// one as it goes (the hardware's own prefetch starts anew at each 4 KB page).
+// Where the bytes of step u of group g of panel i come from. FromPacked is for the only pass over a chunk, which fetches
+// a later one as it goes (the hardware's own prefetch starts anew at each 4 KB page).
 struct FromChunk {
-  static constexpr bool alone = false;
+  static constexpr bool direct = false;
   const Chunk* c;
   void fetch_ahead(Index) const {}
   B operator()(int i, Index g, Index u) const { return b_load(c[i].w[8 * g + u]); }
 };
-template <Format format, bool alone_> struct FromPacked {
-  static constexpr bool alone = alone_;
+template <Format format> struct FromPacked {
+  static constexpr bool direct = true;
   const uint8_t* p[kPanels];
   const uint8_t* later[kPanels];
   void fetch_ahead(Index g) const {
     constexpr Index bytes = Layout<format>::group_bytes;
-    if constexpr (alone) {
-      OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i)
-        OCTAVO_UNROLL for (Index b = 0; b < bytes; b += 64) prefetch(later[i] + g * bytes + b);
-    }
+    OCTAVO_UNROLL for (int i = 0; i < kPanels; ++i)
+      OCTAVO_UNROLL for (Index b = 0; b < bytes; b += 64) prefetch(later[i] + g * bytes + b);
   }
   B operator()(int i, Index g, Index u) const { return Layout<format>::lanes(p[i], g, u); }
 };

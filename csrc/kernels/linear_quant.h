@@ -5,13 +5,10 @@
 
 namespace octavo::OCTAVO_TIER {
 
-// Bytes that lie packed as the dot wants them, so that unpacking a chunk would only copy it.
-template <Format format> constexpr bool kPlain = Layout<format>::plain && kExactDots;
-
 template <Shape shape, class Source>
 static inline void rows_dispatch(int n, const Source& source, const Scales* const (&s)[kPanels], int offset,
                                  const ChunkRows& a, float* const (&acc)[kPanels]) {
-  constexpr bool direct = Source::alone;
+  constexpr bool direct = Source::direct;
 #define OCTAVO_CASE(N, used) \
   case N: if constexpr (used) return chunk_pass<shape, N>(source, s, offset, a, acc); else break;
   switch (n) {  // many rows are split evenly, so a pass over a chunk has more than half of kRows
@@ -110,17 +107,13 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const uint8_t* co
       add_outliers<shape>(source, s, L::offset, a.outliers + first[0], a.outliers + first[1], row0 - block * kBlockRows,
                           row1 - block * kBlockRows, acc);
     };
-    const auto packed_source = [&](auto source) {
+    if (rows <= kDirectRows) {
+      FromPacked<format> source;
       for (int i = 0; i < kPanels; ++i) {
         source.p[i] = p[i];
         source.later[i] = later[i];
       }
       run(source);
-    };
-    if (rows <= min_int(kRows, kDirectRows)) {
-      packed_source(FromPacked<format, true>{});
-    } else if constexpr (kPlain<format>) {
-      packed_source(FromPacked<format, false>{});
     } else {
       for (int i = 0; i < kPanels; ++i) unpack<format>(p[i], groups, c[i]);
       run(FromChunk{c});

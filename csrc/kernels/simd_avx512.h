@@ -69,9 +69,6 @@ static inline void f_from_bf16_pairs(const uint16_t* p, F& even, F& odd) {
 static inline F f_from_u8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-static inline F f_from_i8(const int8_t* p) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-}
 static inline void f_to_f16(uint16_t* p, F x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -110,9 +107,6 @@ static inline void i_store(void* p, I x) { _mm512_storeu_si512(p, x.v); }
 static inline I i_add(I x, I y) { return {_mm512_add_epi32(x.v, y.v)}; }
 static inline I i_mul(I x, I y) { return {_mm512_mullo_epi32(x.v, y.v)}; }
 static inline F f_from_i(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
-static inline I i_from_u8(const uint8_t* p) {
-  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
 static inline I i_from_i8(const int8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }

@@ -94,7 +94,6 @@ static inline void f_from_bf16_pairs(const uint16_t* p, F& even, F& odd) {
   }
 }
 static inline F f_from_u8(const uint8_t* p) { OCTAVO_EACH(static_cast<float>(p[i])); }
-static inline F f_from_i8(const int8_t* p) { OCTAVO_EACH(static_cast<float>(p[i])); }
 static inline void f_to_f16(uint16_t* p, F x) {
   for (int i = 0; i < 16; ++i) p[i] = f32_to_f16(x.v[i]);
 }
