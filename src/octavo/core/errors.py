@@ -8,6 +8,9 @@
      ├─ DownloadError               a registry or hub cannot be reached, or what came is not what was asked
      ├─ ConfigError                 a flag, field or environment variable has a value that cannot work
      │   └─ MemoryPlanError         the plan does not fit; says needed, available and what to lower
+     ├─ EngineError                 the engine cannot take a request now, whatever it asks
+     │   ├─ QueueFullError          max_waiting requests wait already
+     │   └─ EngineClosedError       it drains, has been closed, or its thread has ended
      └─ RequestError                one request cannot be served; the engine goes on
          ├─ InvalidParameterError   a sampling parameter is out of range
          ├─ SamplingError           logits from which no token can be drawn; names the rows
@@ -20,12 +23,15 @@ __all__ = [
     "ConfigError",
     "ContextLengthError",
     "DownloadError",
+    "EngineClosedError",
+    "EngineError",
     "InvalidParameterError",
     "MemoryPlanError",
     "ModelError",
     "ModelFormatError",
     "ModelNotFoundError",
     "OctavoError",
+    "QueueFullError",
     "RequestError",
     "SamplingError",
     "UnsupportedModelError",
@@ -62,6 +68,18 @@ class ConfigError(OctavoError, ValueError):
 
 class MemoryPlanError(ConfigError):
     """Weights, KV cache and buffers do not fit into the memory allowed."""
+
+
+class EngineError(OctavoError):
+    """The engine cannot take a request now; the same request may be taken later or by another engine."""
+
+
+class QueueFullError(EngineError):
+    """As many requests wait as max_waiting allows."""
+
+
+class EngineClosedError(EngineError):
+    """The engine drains, has been closed, or its thread has ended; the message says which."""
 
 
 class RequestError(OctavoError, ValueError):

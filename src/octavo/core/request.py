@@ -22,6 +22,8 @@ class Request:
         max_tokens: resolved: most tokens to generate, within params.max_tokens and the room that the context has left.
         prompt: the text, if the caller gave one.
         cache_salt: requests share cached prefixes only with those of the same salt.
+        priority: smaller runs first; requests of the same priority run in order of arrival.
+        queue_timeout_s: it ends with "timeout" if it has not been given pages by then; None: the engine's limit.
         starts_text: the answer is a text of its own (a turn of a chat), not the continuation of the prompt's last word.
         arrival: seconds since the epoch.
     """
@@ -33,5 +35,7 @@ class Request:
     max_tokens: int
     prompt: str | None = None
     cache_salt: str | None = None
+    priority: int = 0
+    queue_timeout_s: float | None = None
     starts_text: bool = False
     arrival: float = field(default_factory=time.time)
