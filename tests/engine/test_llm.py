@@ -16,6 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.core.errors import (
     ConfigError,
     ContextLengthError,
+    EngineClosedError,
     InvalidParameterError,
     MemoryPlanError,
     ModelNotFoundError,
@@ -292,7 +293,7 @@ def test_a_closed_llm_says_so(make: Callable[..., LLM]) -> None:
     llm.close()
     llm.close()
     for use in (lambda: llm.generate("a"), lambda: llm.stats(), lambda: llm.stream("a"), lambda: llm.tokenizer):
-        with pytest.raises(ConfigError, match="has been closed"):
+        with pytest.raises(EngineClosedError, match="has been closed"):
             use()
 
 

@@ -9,113 +9,26 @@ with LLM("smollm2") as llm:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Mapping, Sequence
-from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from octavo.core.config import (
-    DEFAULT_BLOCK_SIZE,
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    DEFAULT_MAX_NUM_SEQS,
-    EngineConfig,
-)
-from octavo.core.errors import ConfigError, RequestError
-from octavo.core.memory import MemoryPlan
+from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
-from octavo.engine.inputs import (
-    ChatTokens,
-    Conversation,
-    Message,
-    Prompt,
-    PromptInput,
-    conversations,
-    pair_params,
-    parse,
-)
+from octavo.engine.base import BaseLLM, named
+from octavo.engine.inputs import Conversation, Prompt, conversations, pair_params, parse
 from octavo.engine.progress import track
-from octavo.engine.runner import Runner
 from octavo.engine.sequence import Group
-from octavo.engine.setup import Loaded, Log, Options, load
-from octavo.engine.step import Engine, EngineStats
-from octavo.ops.kv import KV_DTYPES
-
-if TYPE_CHECKING:
-    from octavo.formats.chat import ChatTemplate
-    from octavo.formats.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
-logger = logging.getLogger(__name__)
 
-
-class LLM:
+class LLM(BaseLLM):
     """A loaded model and the engine that runs it. Close it, or use it in a `with` statement, to give back the memory.
 
     Its methods may be called from several threads; their requests then share the engine's steps.
     """
-
-    def __init__(
-        self,
-        model: str | PathLike[str],
-        *,
-        max_model_len: int | None = None,
-        max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
-        max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        block_size: int = DEFAULT_BLOCK_SIZE,
-        enable_prefix_caching: bool = True,
-        kv_cache_dtype: str = "auto",
-        seed: int = 0,
-        threads: int | None = None,
-        kv_cache_bytes: int | None = None,
-        backend: str | None = None,
-        tokenizer_pre: str | None = None,
-        chat_template: str | None = None,
-        log: Log | None = None,
-    ) -> None:
-        """Load a model.
-
-        model: a path to a .gguf file, a short name, or org/repo[:file-or-quant] on Hugging Face.
-        max_model_len: tokens of one sequence, prompt and answer together; None: the model's context, or less if its
-            KV cache does not fit the memory.
-        max_num_seqs: sequences that run at the same time; more wait.
-        max_num_batched_tokens: tokens of one step; longer prompts are computed in chunks of it.
-        block_size: tokens of a KV page, a multiple of 16.
-        enable_prefix_caching: reuse the KV of earlier requests that start with the same tokens.
-        kv_cache_dtype: "auto" (float16), "float16", "bfloat16" or "float32".
-        seed: requests without a seed of their own draw one from it, so a program's results can be repeated.
-        threads: compute threads; None: OCTAVO_THREADS, else the physical cores that this process may use.
-        kv_cache_bytes: size of the KV cache; None: from max_num_seqs, max_model_len and the memory there is.
-        backend: "native" or "reference" (NumPy: slow, exact); None: OCTAVO_BACKEND, else "native".
-        tokenizer_pre: pre-tokenizer to use in place of the one that the file names.
-        chat_template: a Jinja template in place of the file's, or the name of one of several in the file.
-        log: is given lines about choices, memory and loading; None: they go to the logger `octavo` at level INFO.
-
-        Raises ModelError, DownloadError, ConfigError and its child MemoryPlanError.
-        """
-        options = Options(
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            kv_cache_dtype=kv_cache_dtype,
-            seed=seed,
-            threads=threads,
-            kv_cache_bytes=kv_cache_bytes,
-            backend=backend,
-            tokenizer_pre=tokenizer_pre,
-            chat_template=chat_template,
-        )
-        self._loaded: Loaded | None = None
-        loaded = load(model, options, log or logger.info)
-        from octavo.engine.text import vocabulary_of  # imported by now
-
-        vocabulary = vocabulary_of(loaded.text.tokenizer, loaded.model.config.vocab)
-        self._engine = Engine(Runner(loaded.model, loaded.kv), loaded.config, vocabulary)
-        self._loaded = loaded
 
     def __enter__(self) -> Self:
         return self
@@ -129,40 +42,7 @@ class LLM:
         """End what still runs and let go of weights and KV. May be called twice; other methods fail afterwards."""
         if self._loaded is not None:
             self._engine.close()
-            self._loaded = None
-            del self._engine
-
-    @property
-    def config(self) -> EngineConfig:
-        """How the engine runs, every choice resolved."""
-        return self._open().config
-
-    @property
-    def max_model_len(self) -> int:
-        return self._open().config.max_model_len
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._open().text.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self._open().text.chat_template
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """How the memory was divided before loading."""
-        return self._open().plan
-
-    @property
-    def load_s(self) -> dict[str, float]:
-        """Seconds of loading by stage: open, weights, tokenizer (beside the weights), all."""
-        return dict(self._open().load_s)
-
-    def stats(self) -> EngineStats:
-        """What the engine has done so far, where its time went, and how its pages are used."""
-        self._open()
-        return self._engine.stats()
+            self._release()
 
     def generate(
         self,
@@ -214,7 +94,7 @@ class LLM:
                     chat_template_kwargs=chat_template_kwargs,
                 )
             except RequestError as error:
-                raise _named(error, index, len(listed)) from None
+                raise named(error, index, len(listed)) from None
             inputs += parse(ids)
         return self._run(self._prepare(inputs, pair_params(sampling_params, len(inputs))), progress)
 
@@ -234,69 +114,10 @@ class LLM:
         (group,) = self._prepare(inputs, pair_params(sampling_params, 1))
         return self._follow(group, every_step)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """The token ids of a conversation, to be used as a prompt. Special tokens that it spells stay plain text.
-
-        tools: JSON schemas of functions that the model may call.
-        add_generation_prompt: end with the opening of the assistant's turn; None: yes, unless the last message is
-            continued (continue_final_message).
-        chat_template_kwargs: further variables of the template, such as enable_thinking.
-        Raises RequestError: no chat template, or messages that it refuses.
-        """
-        parts = self._open().text
-        ids = parts.chat_template.encode(
-            parts.tokenizer,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **(chat_template_kwargs or {}),
-        )
-        return ids if continue_final_message else ChatTokens(ids)
-
-    def decode_limit_tok_s(self, context_tokens: int = 0) -> float | None:
-        """Tokens per second of one sequence if memory streamed at its measured rate; None with the reference backend.
-
-        A decode step reads every weight once, and the keys and values of `context_tokens` tokens (within the window,
-        where a layer has one). The stream rate is measured once, with the engine's threads (about a second).
-        """
-        loaded = self._open()
-        if loaded.config.backend != "native" or loaded.config.threads is None:
-            return None
-        from octavo.ops.native import measure_stream
-
-        shape = loaded.model.config
-        seen = sum(min(context_tokens, window or context_tokens) for window in shape.windows)
-        kv_bytes = 2 * seen * shape.kv_heads * shape.head_dim * KV_DTYPES[loaded.config.kv_cache_dtype]
-        return measure_stream(loaded.config.threads) * 1e9 / (loaded.model.stream_bytes + kv_bytes)
-
     def reset_prefix_cache(self) -> int:
         """Forget every cached page that no running request uses; returns how many there were."""
         self._open()
         return self._engine.reset_prefix_cache()
-
-    def _prepare(self, inputs: list[PromptInput], params: list[SamplingParams]) -> list[Group]:
-        """Check and build every request before the first one is queued."""
-        tokenizer = self._open().text.tokenizer
-        groups = []
-        for index, (each, wanted) in enumerate(zip(inputs, params, strict=True)):
-            try:
-                ids = tokenizer.encode(each.text or "") if each.token_ids is None else each.token_ids
-                request = self._engine.make_request(
-                    ids, wanted, prompt=each.text, cache_salt=each.cache_salt, starts_text=each.starts_text
-                )
-                groups.append(self._engine.prepare(request))
-            except RequestError as error:
-                raise _named(error, index, len(inputs)) from None
-        return groups
 
     def _run(self, groups: list[Group], progress: bool) -> list[RequestOutput]:
         engine, index = self._engine, 0
@@ -338,16 +159,6 @@ class LLM:
         finally:
             if not group.finished:
                 engine.abort(group)
-
-    def _open(self) -> Loaded:
-        if self._loaded is None:
-            raise ConfigError("this LLM has been closed; make a new one")
-        return self._loaded
-
-
-def _named(error: RequestError, index: int, count: int) -> RequestError:
-    """The same error saying which prompt it is about, where there are several."""
-    return error if count == 1 else type(error)(f"prompt {index}: {error}")
 
 
 def _raise_if_failed(group: Group, index: int) -> None:
