@@ -8,8 +8,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as List
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,9 @@ class Executor(Protocol):
     def argmax(self, logits: F32) -> tuple[NDArray[np.int32], F32]:
         """See Ops.argmax."""
 
+    def page_parts(self, page: int) -> List[NDArray[Any]]:
+        """Writable, C-contiguous views of what a KV page holds, in an order that is always the same."""
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -62,7 +66,9 @@ class Vocabulary:
 class EngineStats:
     """Counts since the engine was made, and its state now.
 
-    prompt_tokens: computed, without those taken from the cache. *_s: seconds of all steps spent in each stage.
+    prompt_tokens: computed, without those taken from the cache. swaps: of the preemptions, those whose pages were kept
+    aside. refused, timed_out: requests that found the queue full, or waited in it too long. *_s: seconds of all steps
+    spent in each stage. used_slots: tokens in the pages that sequences hold; allocated_slots: those pages' room.
     """
 
     running: int
@@ -71,11 +77,21 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     preemptions: int
+    swaps: int
+    refused: int
+    timed_out: int
     schedule_s: float
     run_s: float
     sample_s: float
     commit_s: float
+    used_slots: int
+    allocated_slots: int
     cache: CacheUsage
+
+    @property
+    def utilization(self) -> float:
+        """Which part of the allocated slots holds a token; 1 - utilization is the internal fragmentation."""
+        return self.used_slots / self.allocated_slots if self.allocated_slots else 1.0
 
 
 class Engine:
@@ -83,14 +99,22 @@ class Engine:
 
     A request ends with a reason whatever happens: an exception in a step fails the requests in that step, with its
     text, and the engine goes on with the others.
+
+    results: held while what callers see of groups changes, for microseconds; who holds it sees them between two steps.
+    step_started, step_ended: by time.monotonic(), of the step that runs (None between steps) and of the last one.
     """
 
-    def __init__(self, executor: Executor, config: EngineConfig, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, executor: Executor, config: EngineConfig, vocabulary: Vocabulary, *, tier: Tier | None = None
+    ) -> None:
+        """tier: where cached pages go when they leave memory; closed with the engine."""
         self.config = config
         self.vocabulary = vocabulary
         caching = config.enable_prefix_caching
-        cache = CacheManager(config.num_pages, config.block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(config, cache)
+        cache = CacheManager(config.num_pages, config.block_size, enable_prefix_caching=caching, tier=tier)
+        swap = SwapSpace(config.swap_space_bytes, executor.page_parts) if config.swap_space_bytes else None
+        self.scheduler = Scheduler(config, cache, swap)
+        cache.fetch_worthwhile = self._fetch_worthwhile
         self._executor = executor
         self._eog_ids = frozenset(vocabulary.eog_ids)
         self._groups: dict[str, Group] = {}
@@ -98,6 +122,9 @@ class Engine:
         self._arrivals = itertools.count()
         self._aborts: deque[str] = deque()
         self._lock = threading.Lock()
+        self.results = threading.RLock()
+        self.step_started: float | None = None
+        self.step_ended: float | None = None
         self._steps = self._prompt_tokens = self._generated = 0
         self._seconds = [0.0, 0.0, 0.0, 0.0]
 
@@ -107,7 +134,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._groups)
+        return bool(self._groups or self._arrived)
 
     def make_request(
         self,
@@ -117,25 +144,32 @@ class Engine:
         prompt: str | None = None,
         cache_salt: str | None = None,
         starts_text: bool = False,
+        request_id: str | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
     ) -> Request:
         """A checked request with what follows from the engine filled in; queues nothing.
 
-        A request without a seed draws one from the engine's seed and its number in order of arrival.
+        A request without a seed draws one from the engine's seed and its number in order of arrival. That number is
+        also the id of one that has none; see Request for the rest.
         Raises RequestError (no tokens, or one outside the vocabulary), ContextLengthError (no room in the context).
         """
         room = self._check_prompt(prompt_token_ids, params)
+        _check_queueing(priority, queue_timeout_s)
         number = next(self._arrivals)
         seed = params.seed
         if seed is None:
             seed = int(np.random.SeedSequence([self.config.seed % 2**64, number]).generate_state(1, np.uint64)[0])
         return Request(
-            request_id=str(number),
+            request_id=str(number) if request_id is None else request_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
             seed=seed,
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
             prompt=prompt,
             cache_salt=cache_salt,
+            priority=priority,
+            queue_timeout_s=queue_timeout_s,
             starts_text=starts_text,
         )
 
@@ -174,12 +208,24 @@ class Engine:
         return group
 
     def add(self, group: Group) -> None:
-        """Queue a prepared group."""
-        with self._lock:
-            assert group.request.request_id not in self._groups, "the request is already queued"
-            self._groups[group.request.request_id] = group
-            for sequence in group.sequences:
-                self.scheduler.add(sequence)
+        """Queue a prepared group. Never waits for a step.
+
+        Raises QueueFullError where max_waiting requests wait already for want of a place.
+        """
+        most = self.config.max_waiting
+        if most is not None and self._waiting_for_a_place() >= most:
+            self._refused += 1
+            raise QueueFullError(
+                f"{most} requests wait already, as many as max_waiting allows; try again later, or start the engine "
+                "with a larger max_waiting"
+            )
+        self._arrived.append(group)
+
+    def _waiting_for_a_place(self) -> int:
+        """Requests in the queue beyond those that the next steps can admit."""
+        scheduler = self.scheduler
+        places = max(0, self.config.max_num_seqs - len(scheduler.running))
+        return max(0, len(self._arrived) + scheduler.waiting.requests - places)
 
     def abort(self, group: Group) -> None:
         """End a request early. Its pages are free when this returns, or after the step that is running now."""
@@ -206,32 +252,47 @@ class Engine:
         """Run one step; returns the groups in which something changed. Does nothing when there is no work."""
         with self._lock:
             self._end_aborted()
-            touched = self._step() if self._groups else []
+            touched = self._timed_step() if self._groups else []
             self._end_aborted()
         return touched
 
     def stats(self) -> EngineStats:
-        scheduler, seconds = self.scheduler, self._seconds
+        scheduler, seconds, slots = self.scheduler, self._seconds, self.scheduler.slots()
         return EngineStats(
             running=len(scheduler.running),
-            waiting=sum(not sequence.finished for sequence in list(scheduler.waiting)),
+            waiting=len(scheduler.waiting) + sum(len(group.sequences) for group in list(self._arrived)),
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
             preemptions=scheduler.preemptions,
+            swaps=scheduler.swaps,
+            refused=self._refused,
+            timed_out=self._timed_out,
             schedule_s=seconds[0],
             run_s=seconds[1],
             sample_s=seconds[2],
             commit_s=seconds[3],
+            used_slots=slots.used,
+            allocated_slots=slots.allocated,
             cache=self.cache.usage(),
         )
+
+    def _timed_step(self) -> list[Group]:
+        self.step_started = time.monotonic()
+        try:
+            return self._step()
+        finally:
+            self.step_ended, self.step_started = time.monotonic(), None
 
     def _step(self) -> list[Group]:
         clock, committing = time.perf_counter, False
         try:
             start = clock()
             plan = self.scheduler.schedule()
-            assert plan.sequences, "requests are queued, but none can run"
+            if not plan.sequences:
+                assert self.scheduler.loading, "requests are queued, but none can run"
+                self.scheduler.wait(_LOADING_WAIT_S)
+                return []
             scheduled = clock()
             logits = self._executor.run(plan)
             ran = clock()
@@ -240,13 +301,15 @@ class Engine:
             if steady is not None and tokens is not None:
                 drawn = clock()
                 committing = True
-                touched = self._advance(steady, tokens)
+                with self.results:
+                    touched = self._advance(steady, tokens)
             else:
                 failed = self._report_prompts(plan, logits)
                 sampled = self._sample(plan, logits, failed)
                 drawn = clock()
                 committing = True
-                touched = self._commit(plan, sampled) + failed
+                with self.results:
+                    touched = self._commit(plan, sampled) + failed
         except Exception as error:
             logger.debug("a step failed", exc_info=True)
             return self._fail_step(error)
@@ -337,11 +400,39 @@ class Engine:
         for group in {id(s.group): s.group for s in sequences}.values():
             if group.request.request_id in self._groups:
                 self._fail(group, reason, failed)
+        scheduler.requeue(scheduler.plan.admitted)
         return failed
 
+    def _take_arrived(self) -> None:
+        while self._arrived:
+            group = self._arrived.popleft()
+            if group.request.request_id in self._groups:
+                group.error = f"a request with the id {group.request.request_id!r} runs already"
+                for sequence in group.sequences:
+                    sequence.finish("error")
+                group.metrics.finished_s = group.elapsed()
+                continue
+            self._groups[group.request.request_id] = group
+            for sequence in group.sequences:
+                self.scheduler.add(sequence)
+
+    def _end_expired(self) -> list[Group]:
+        late = self.scheduler.waiting.expired(time.monotonic())
+        for group in late:
+            waited = group.elapsed()
+            group.error = f"the request waited {waited:.3g} s without a place, longer than queue_timeout_s allows"
+            self._timed_out += 1
+            self._end(group, "timeout")
+        return late
+
+    def _fetch_worthwhile(self, tokens: int, page_bytes: int) -> bool:
+        """Whether so many tokens are read from disk sooner than they are computed."""
+        return not self.scheduler.cost.known or self.scheduler.cost.prefill_s(tokens) > page_bytes / _DISK_RATE
+
     def _fail(self, group: Group, reason: str, failed: list[Group]) -> None:
-        group.error = reason
-        self._end(group, "error")
+        with self.results:
+            group.error = reason
+            self._end(group, "error")
         failed.append(group)
 
     def _end_aborted(self) -> None:
@@ -351,10 +442,18 @@ class Engine:
                 self._end(group, "abort")
 
     def _end(self, group: Group, reason: FinishReason) -> None:
-        self.scheduler.end(group, reason)
-        group.version += 1
-        self._forget(group)
+        with self.results:
+            self.scheduler.end(group, reason)
+            group.version += 1
+            self._forget(group)
 
     def _forget(self, group: Group) -> None:
         group.metrics.finished_s = group.elapsed()
         self._groups.pop(group.request.request_id, None)
+
+
+def _check_queueing(priority: int, queue_timeout_s: float | None) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidParameterError(f"priority must be an integer, smaller for sooner, not {priority!r}")
+    if queue_timeout_s is not None and not (isinstance(queue_timeout_s, int | float) and queue_timeout_s > 0):
+        raise InvalidParameterError(f"queue_timeout_s must be a number above 0, or None, not {queue_timeout_s!r}")
