@@ -57,6 +57,22 @@ def test_held_text_is_shown_when_the_output_ends() -> None:
     assert builder.text == "abSTO\ufffd"
 
 
+def test_text_is_given_from_any_character_on() -> None:
+    pieces = ["ab", "", "cS", "T", "x", "yz"]
+    for stops in ((), ("STOP",)):
+        for looked in (False, True):
+            builder = TextBuilder(Pieces(pieces, rest="!"), stops)
+            for i in range(len(pieces)):
+                builder.append(i)
+                if looked and i == 3:
+                    assert builder.text == ("ab" + "cST" if not stops else "abc")
+            assert [builder.since(at) for at in range(9)] == ["abcSTxyz"[at:] for at in range(9)]
+            builder.finish()
+            assert builder.since(6) == "yz!"
+            assert builder.since(9) == ""
+            assert builder.text == "abcSTxyz!"
+
+
 def test_the_stop_string_is_kept_on_request_and_ignored_while_it_may_not_stop() -> None:
     builder = TextBuilder(Pieces(["STOP", "ST", "OP!"]), ("STOP",), include_stop=True)
     assert builder.append(0, may_stop=False) is None

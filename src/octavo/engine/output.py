@@ -55,7 +55,7 @@ class TextBuilder:
     adds to them.
     """
 
-    __slots__ = ("_detokenizer", "_held", "_include_stop", "_lock", "_parts", "_stops", "pending")
+    __slots__ = ("_detokenizer", "_held", "_include_stop", "_length", "_lock", "_parts", "_stops", "pending")
 
     def __init__(self, detokenizer: Detokenize, stops: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
         self._detokenizer = detokenizer
@@ -63,6 +63,7 @@ class TextBuilder:
         self._include_stop = include_stop
         self.pending: list[int] = []
         self._parts: list[str] = []
+        self._length = 0  # of all parts
         self._held = ""
         self._lock = threading.Lock()  # of the parts; a token joins `pending` without it
 
@@ -74,6 +75,16 @@ class TextBuilder:
             if len(self._parts) > 1:
                 self._parts = ["".join(self._parts)]
             return self._parts[0] if self._parts else ""
+
+    def since(self, start: int) -> str:
+        """What can be shown from character `start` on; costs no more than that is long."""
+        with self._lock:
+            self._decode_pending()
+            first, surplus = len(self._parts), start - self._length
+            while surplus < 0:
+                first -= 1
+                surplus += len(self._parts[first])
+            return "".join(self._parts[first:])[surplus:]
 
     def append(self, token: int, *, may_stop: bool = True) -> str | None:
         """Add a token; returns the stop string that it completes, if any. The text then ends there.
@@ -90,10 +101,8 @@ class TextBuilder:
         """No more tokens: show what was held back and what is left of an incomplete character."""
         with self._lock:
             self._decode_pending()
-            rest = self._held + self._detokenizer.flush()
+            self._show(self._held + self._detokenizer.flush())
             self._held = ""
-            if rest:
-                self._parts.append(rest)
 
     def _append(self, token: int, stops: StopStrings, may_stop: bool) -> str | None:
         piece = self._detokenizer.append(token)
@@ -111,12 +120,16 @@ class TextBuilder:
         tokens = self.pending[:]
         if tokens:
             del self.pending[: len(tokens)]  # others may have joined since
-            self._parts.append("".join(map(self._detokenizer.append, tokens)))
+            self._show("".join(map(self._detokenizer.append, tokens)))
 
     def _emit(self, pending: str, size: int) -> None:
-        if size:
-            self._parts.append(pending[:size])
+        self._show(pending[:size])
         self._held = pending[size:]
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+            self._length += len(text)
 
 
 def assemble_logprobs(ranked: Iterable[tuple[int, float, int]], decode: Callable[[int], str]) -> TokenLogprobs:
