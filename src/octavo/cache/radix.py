@@ -89,7 +89,8 @@ class Node:
         self.key = key
         self.page = page
         self.namespace = namespace
-        self.depth, self.digest = (-1, 0) if parent is None else (parent.depth + 1, hash((parent.digest, key)))
+        self.depth: int = -1 if parent is None else parent.depth + 1
+        self.digest: int = 0 if parent is None else hash((parent.digest, key))
         self.children: dict[bytes, Node] = {}
         self.order: list[bytes] | None = None
         self.stamp = 0
@@ -128,8 +129,8 @@ class RadixTree:
 
     A page's worth is the tree's floor when it was last used plus the cost of computing it, relative to a page at the
     start of a sequence: 1 + depth * cost_growth. The least worth goes first, among equals the least recently used, and
-    its worth becomes the floor. With cost_growth 0 that is exactly LRU; with more, a page that costs twice as much stays
-    for twice as many evictions.
+    its worth becomes the floor. With cost_growth 0 that is exactly LRU; else a page that costs twice as much stays for
+    twice as many evictions.
 
     Attributes:
         cost_growth: what one more page of context adds to a page's cost. May be set at any time; it counts for pages
