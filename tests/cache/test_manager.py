@@ -34,11 +34,33 @@ def test_a_second_prompt_takes_the_pages_of_the_first() -> None:
     assert second.cached == 6
     assert second.copy == (first.pages[1], second.pages[1])
     assert cache.pool.num_used == 4
+    cache.copies_done()
     cache.free(first)
     cache.free(second)
     assert cache.usage().cached_pages == 2
     assert cache.usage().hit_tokens == 6
     cache.check()
+
+
+def test_the_source_of_a_copy_is_not_used_for_anything_else_before_the_copy() -> None:
+    cache = CacheManager(4, SIZE)
+    cache.free(run(cache, tokens_of(1, 2, 3, 4)))
+    table = cache.begin(tokens_of(1, 2, 3, 5), limit=3)
+    assert table is not None
+    assert table.copy is not None
+    assert cache.begin(tokens_of(*range(10, 22)), limit=0) is None
+    cache.copies_done()
+    assert cache.begin(tokens_of(*range(10, 22)), limit=0) is not None
+    assert cache.tree.node_of(table.copy[0]) is None
+
+
+def test_gives_up_a_copy_rather_than_a_place() -> None:
+    cache = CacheManager(1, SIZE)
+    cache.free(run(cache, tokens_of(1, 2, 3, 4)))
+    table = cache.begin(tokens_of(1, 2, 3, 5), limit=3)
+    assert table is not None
+    assert table.copy is None
+    assert table.cached == 0
 
 
 def test_one_token_is_always_left_to_compute() -> None:
@@ -99,6 +121,7 @@ def test_a_shared_table_carries_the_prompt_to_a_sibling_without_caching() -> Non
     assert sibling.pages[0] == leader.pages[0]
     assert sibling.cached == 5
     assert sibling.copy == (leader.pages[1], sibling.pages[1])
+    cache.copies_done()
     for table in (leader, held, sibling):
         cache.free(table)
     assert cache.usage().free_pages == 16
@@ -140,6 +163,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if table.copy is not None:
             source, target = table.copy
             self.memory[target] = list(self.memory[source])
+            self.cache.copies_done()
         self.write(table, tokens, table.cached)
         self.cache.publish(table, tokens, len(tokens))
         self.live.append((tokens, table))

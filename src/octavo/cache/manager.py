@@ -8,7 +8,7 @@ slots reads the same values while its owner fills the rest.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from octavo.cache.pages import PagePool
@@ -22,7 +22,7 @@ class PageTable:
     """The pages of one sequence, in order of position.
 
     cached: tokens whose KV was there when the table was made. copy: (source, target), a page to copy before the first
-    step, in the order in which tables were made: a source may be evicted and become a later target, not before.
+    step; the source is held until `copies_done`.
     published: pages at the start that the prefix tree names; cursor: the node of the last of them.
     """
 
@@ -54,6 +54,7 @@ class CacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(self.pool, page_size)
+        self._copy_sources: list[int] = []
         self._queried = self._hits = self._evicted = 0
 
     def pages_for(self, tokens: int) -> int:
@@ -91,6 +92,11 @@ class CacheManager:
         else:
             table, partial = self._from_tree(tokens, limit, namespace)
         need = self.pages_for(len(tokens)) - len(table.pages)
+        if partial is not None:
+            self.pool.incref(partial[0])
+            if self.available < need + headroom:  # rather no copy than no place
+                self._let_go([partial[0]])
+                partial = None
         if self.available < need + headroom:
             self.free(table)
             return None
@@ -98,11 +104,31 @@ class CacheManager:
         full = table.cached
         if partial is not None:
             source, count = partial
+            self._copy_sources.append(source)
             table.copy = (source, table.pages[full // self.page_size])
             table.cached = full + count
         self._queried += len(tokens)
         self._hits += table.cached
         return table
+
+    def fits(self, tokens: array[int], *, limit: int, namespace: Hashable, headroom: int) -> bool:
+        """Whether `begin` would find pages enough, without a copy."""
+        nodes = self.tree.match(tokens[:limit], namespace).nodes if self.enable_prefix_caching else []
+        in_use = sum(self.pool.refs(node.page) > 0 for node in nodes)
+        return self.available >= self.pages_for(len(tokens)) - in_use + headroom
+
+    def copies_done(self) -> None:
+        """The copies of all tables made so far have been carried out, or will never be."""
+        if self._copy_sources:
+            sources, self._copy_sources = self._copy_sources, []
+            self._let_go(sources)
+
+    def cancel_copy(self, table: PageTable) -> None:
+        """The page that was to be copied has got its contents otherwise."""
+        if table.copy is not None:
+            self._copy_sources.remove(table.copy[0])
+            self._let_go([table.copy[0]])
+            table.copy = None
 
     def extend(self, table: PageTable, tokens: int) -> bool:
         """Make room for `tokens` tokens in all. False, with nothing changed, when there are too few pages."""
@@ -143,10 +169,7 @@ class CacheManager:
 
     def free(self, table: PageTable) -> None:
         """Give up all pages; published ones stay cached until they are evicted. The table is empty afterwards."""
-        pool = self.pool
-        idle = [page for page in table.pages if pool.decref(page) == 0 and pool.is_cached(page)]
-        if idle:
-            self.tree.idle(idle)
+        self._let_go(table.pages)
         del table.pages[:]
         table.cached = table.published = 0
         table.copy = table.cursor = None
@@ -204,6 +227,13 @@ class CacheManager:
         cursor = self.tree.node_of(pages[published - 1]) if published else None
         table = PageTable(shared.namespace, pages, full * self.page_size, None, published, cursor)
         return table, (shared.pages[full], rest) if rest else None
+
+    def _let_go(self, pages: Iterable[int]) -> None:
+        """One user fewer for each page; those that nobody uses any more can be evicted, if they are cached."""
+        pool = self.pool
+        idle = [page for page in pages if pool.decref(page) == 0 and pool.is_cached(page)]
+        if idle:
+            self.tree.idle(idle)
 
     def _grow(self, table: PageTable, pages: int) -> None:
         short = pages - self.pool.num_free
