@@ -12,7 +12,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from octavo.cache.pages import PagePool
-from octavo.cache.radix import TOKEN_BYTES, Node, RadixTree
+from octavo.cache.pins import Pins
+from octavo.cache.radix import TOKEN_BYTES, Node, RadixTree, Tokens
+from octavo.core.errors import ConfigError
 
 __all__ = ["CacheManager", "CacheUsage", "PageTable"]
 
@@ -36,7 +38,11 @@ class PageTable:
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """Pages by state, and what prefix caching has saved. used + cached + free = the pool."""
+    """Pages by state, and what prefix caching has saved. used + cached + free = the pool.
+
+    pinned_pages: held by pins, and therefore among the used ones; where no sequence runs they are all of these.
+    tree_nodes: pages that the prefix tree names, used or not. namespaces: of them.
+    """
 
     used_pages: int
     cached_pages: int
@@ -44,6 +50,9 @@ class CacheUsage:
     queried_tokens: int
     hit_tokens: int
     evicted_pages: int
+    pinned_pages: int
+    tree_nodes: int
+    namespaces: int
 
 
 class CacheManager:
@@ -54,6 +63,7 @@ class CacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(self.pool, page_size)
+        self.pins = Pins(self.tree)
         self._copy_sources: list[int] = []
         self._queried = self._hits = self._evicted = 0
 
@@ -69,8 +79,17 @@ class CacheManager:
         return self.pool.num_free + self.pool.num_idle
 
     def usage(self) -> CacheUsage:
-        pool = self.pool
-        return CacheUsage(pool.num_used, pool.num_idle, pool.num_free, self._queried, self._hits, self._evicted)
+        return CacheUsage(
+            used_pages=self.pool.num_used,
+            cached_pages=self.pool.num_idle,
+            free_pages=self.pool.num_free,
+            queried_tokens=self._queried,
+            hit_tokens=self._hits,
+            evicted_pages=self._evicted,
+            pinned_pages=self.pins.num_held,
+            tree_nodes=len(self.tree),
+            namespaces=self.tree.num_namespaces,
+        )
 
     def begin(
         self,
@@ -189,13 +208,31 @@ class CacheManager:
         nodes = self.tree.match(tokens[:limit], namespace).nodes
         return self._key(nodes[-1] if nodes else None, namespace, tokens, len(nodes))
 
+    def pin(self, tokens: Tokens, namespace: Hashable) -> int:
+        """Keep the full pages of this prefix cached until `unpin`; returns how many of them are cached now.
+
+        The others are pinned as soon as a request has computed them. Tokens after the last full page are not pinned.
+        Pinning the same prefix again changes nothing.
+
+        Raises:
+            ConfigError: prefix caching is off, there is no full page, or more pages than `pins.limit` would be pinned.
+        """
+        if not self.enable_prefix_caching:
+            raise ConfigError("cannot pin a prefix: prefix caching is off; switch on enable_prefix_caching")
+        return self.pins.add(tokens, namespace)
+
+    def unpin(self, tokens: Tokens, namespace: Hashable) -> bool:
+        """Let the pages of a pinned prefix be evicted again, but for those of other pins; False if it is not pinned."""
+        return self.pins.remove(tokens, namespace)
+
     def reset(self) -> int:
-        """Drop every cached page that is not in use; returns how many."""
+        """Drop every cached page that is neither in use nor pinned; returns how many."""
         return self.tree.evict(self.pool.num_pages)
 
     def check(self) -> None:
-        """Assert the invariants of pool and tree; for tests and soaks."""
+        """Assert the invariants of pool, tree and pins; for tests and soaks."""
         self.pool.check(self.tree.cached_pages())
+        self.pins.check()
 
     def _key(self, parent: Node | None, namespace: Hashable, tokens: array[int], page: int) -> tuple[int, bytes] | None:
         size = self.page_size
