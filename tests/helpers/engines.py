@@ -116,6 +116,9 @@ class Oracle:
                 rows.append(row)
         return np.array(rows, np.float32).reshape(len(rows), self.vocab)
 
+    def page_parts(self, page: int) -> list[NDArray[Any]]:
+        return [self.memory[page]]
+
     def argmax(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         return plain_argmax(logits)
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.core.config import (
     DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_DECODE_STALL_MS,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
+    DEFAULT_PREFIX_CACHE_BYTES,
     EngineConfig,
 )
 from octavo.core.errors import EngineClosedError, RequestError
@@ -44,10 +46,17 @@ class BaseLLM:
         max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS,
         block_size: int = DEFAULT_BLOCK_SIZE,
         enable_prefix_caching: bool = True,
+        prefix_cache_dir: str | PathLike[str] | None = None,
+        prefix_cache_bytes: int = DEFAULT_PREFIX_CACHE_BYTES,
         kv_cache_dtype: str = "auto",
         seed: int = 0,
         threads: int | None = None,
         kv_cache_bytes: int | None = None,
+        swap_space_bytes: int | None = None,
+        scheduling_policy: str = "continuous",
+        max_decode_stall_ms: float | None = DEFAULT_MAX_DECODE_STALL_MS,
+        max_waiting: int | None = None,
+        queue_timeout_s: float | None = None,
         backend: str | None = None,
         tokenizer_pre: str | None = None,
         chat_template: str | None = None,
@@ -62,10 +71,19 @@ class BaseLLM:
         max_num_batched_tokens: tokens of one step; longer prompts are computed in chunks of it.
         block_size: tokens of a KV page, a multiple of 16.
         enable_prefix_caching: reuse the KV of earlier requests that start with the same tokens.
+        prefix_cache_dir: a directory in which cached prefixes outlive memory and process; None: memory alone.
+        prefix_cache_bytes: the most that they may take there.
         kv_cache_dtype: "auto" (float16), "float16", "bfloat16" or "float32".
         seed: requests without a seed of their own draw one from it, so a program's results can be repeated.
         threads: compute threads; None: OCTAVO_THREADS, else the physical cores that this process may use.
         kv_cache_bytes: size of the KV cache; None: from max_num_seqs, max_model_len and the memory there is.
+        swap_space_bytes: memory beside the KV cache for the pages of preempted sequences, which else are computed
+            again; None: a quarter of the KV cache if there is memory for it.
+        scheduling_policy: "continuous", or "static": nothing is admitted until the batch before has ended.
+        max_decode_stall_ms: prompts are cut so that running answers wait no longer than this for their next token,
+            where decoding and the shortest useful chunk (16 tokens) allow it; None: no such limit.
+        max_waiting: most requests in the queue, beyond which QueueFullError refuses one; None: no limit.
+        queue_timeout_s: a request that has waited longer without being started ends with finish_reason "timeout".
         backend: "native" or "reference" (NumPy: slow, exact); None: OCTAVO_BACKEND, else "native".
         tokenizer_pre: pre-tokenizer to use in place of the one that the file names.
         chat_template: a Jinja template in place of the file's, or the name of one of several in the file.
@@ -79,10 +97,17 @@ class BaseLLM:
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
+            prefix_cache_dir=prefix_cache_dir,
+            prefix_cache_bytes=prefix_cache_bytes,
             kv_cache_dtype=kv_cache_dtype,
             seed=seed,
             threads=threads,
             kv_cache_bytes=kv_cache_bytes,
+            swap_space_bytes=swap_space_bytes,
+            scheduling_policy=scheduling_policy,
+            max_decode_stall_ms=max_decode_stall_ms,
+            max_waiting=max_waiting,
+            queue_timeout_s=queue_timeout_s,
             backend=backend,
             tokenizer_pre=tokenizer_pre,
             chat_template=chat_template,
@@ -181,15 +206,24 @@ class BaseLLM:
         kv_bytes = 2 * seen * shape.kv_heads * shape.head_dim * KV_DTYPES[loaded.config.kv_cache_dtype]
         return measure_stream(loaded.config.threads) * 1e9 / (loaded.model.stream_bytes + kv_bytes)
 
-    def _prepare(self, inputs: list[PromptInput], params: list[SamplingParams]) -> list[Group]:
-        """Check and build every request before the first one is queued."""
+    def _prepare(
+        self, inputs: list[PromptInput], params: list[SamplingParams], priorities: list[int] | None = None
+    ) -> list[Group]:
+        """Check and build every request before the first one is queued. priorities: None: all are 0."""
         tokenizer = self._open().text.tokenizer
         groups = []
-        for index, (each, wanted) in enumerate(zip(inputs, params, strict=True)):
+        for index, (each, wanted, priority) in enumerate(
+            zip(inputs, params, priorities or [0] * len(inputs), strict=True)
+        ):
             try:
                 ids = tokenizer.encode(each.text or "") if each.token_ids is None else each.token_ids
                 request = self._engine.make_request(
-                    ids, wanted, prompt=each.text, cache_salt=each.cache_salt, starts_text=each.starts_text
+                    ids,
+                    wanted,
+                    prompt=each.text,
+                    cache_salt=each.cache_salt,
+                    starts_text=each.starts_text,
+                    priority=priority,
                 )
                 groups.append(self._engine.prepare(request))
             except RequestError as error:

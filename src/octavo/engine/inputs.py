@@ -21,6 +21,7 @@ __all__ = [
     "TokensPrompt",
     "conversations",
     "pair_params",
+    "pair_priorities",
     "parse",
 ]
 
@@ -84,6 +85,15 @@ def pair_params(params: SamplingParams | Sequence[SamplingParams] | None, count:
     if len(listed) != count:
         raise RequestError(f"{len(listed)} sampling_params for {count} prompts; pass one for all or one for each")
     return list(listed)
+
+
+def pair_priorities(priority: int | Sequence[int], count: int) -> list[int]:
+    """One priority for each of `count` prompts. Raises RequestError where their numbers differ."""
+    if isinstance(priority, int):
+        return [priority] * count
+    if not _is_list(priority) or len(priority) != count:
+        raise RequestError(f"priority must be an integer or one for each of {count} prompts, not {_kind(priority)}")
+    return list(priority)
 
 
 def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

@@ -17,7 +17,7 @@ from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
 from octavo.engine.base import BaseLLM, named
-from octavo.engine.inputs import Conversation, Prompt, conversations, pair_params, parse
+from octavo.engine.inputs import Conversation, Prompt, conversations, pair_params, pair_priorities, parse
 from octavo.engine.progress import track
 from octavo.engine.sequence import Group
 
@@ -49,6 +49,7 @@ class LLM(BaseLLM):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Continue prompts; the results are in their order.
@@ -56,16 +57,19 @@ class LLM(BaseLLM):
         prompts: text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}, or a list of these. What text spells
             stays text: a prompt with special tokens is given as `tokenizer.encode(text, parse_special=True)`.
         sampling_params: one for all, or one for each; None: SamplingParams().
+        priority: one for all, or one for each; those with smaller numbers run first, and push out running ones.
         progress: draw a bar on standard error.
 
         An answer that reaches the end of the context window ends with finish_reason "length". A request with
         prompt_logprobs computes its whole prompt, cached or not.
 
         Raises RequestError (and its children), naming the prompt by its index: before anything is computed where a
-        request cannot be served as asked, at once where one fails on the way. The engine can be used again after both.
+        request cannot be served as asked, at once where one fails on the way. QueueFullError: more prompts than
+        max_waiting lets wait. The engine can be used again after each.
         """
         inputs = parse(prompts)
-        return self._run(self._prepare(inputs, pair_params(sampling_params, len(inputs))), progress)
+        params, priorities = pair_params(sampling_params, len(inputs)), pair_priorities(priority, len(inputs))
+        return self._run(self._prepare(inputs, params, priorities), progress)
 
     def chat(
         self,
@@ -149,7 +153,7 @@ class LLM(BaseLLM):
                 if not group.finished:
                     engine.step()
                 finished, version = group.finished, group.version
-                if group.error is not None:
+                if group.error is not None and not group.timed_out:
                     raise RequestError(f"the request failed: {group.error}")
                 if version != seen or every_step:
                     seen = version
@@ -162,5 +166,6 @@ class LLM(BaseLLM):
 
 
 def _raise_if_failed(group: Group, index: int) -> None:
-    if group.error is not None:
+    """Raise for a failed request; one that waited too long is an answer like any other, and the rest goes on."""
+    if group.error is not None and not group.timed_out:
         raise RequestError(f"prompt {index} failed: {group.error}")

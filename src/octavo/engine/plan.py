@@ -18,7 +18,8 @@ class StepPlan:
 
     counts: new tokens. logit_counts: how many of the last of these rows need logits (0: a chunk that ends before the
     prompt does). sampling: indices of sequences that get a token after their last row. copies: (source, target) pages
-    to copy before anything is computed, in this order.
+    to copy before anything is computed, in this order. admitted: sequences that have just got their pages, some of
+    which may not be in `sequences` yet.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -26,6 +27,7 @@ class StepPlan:
     logit_counts: list[int] = field(default_factory=list)
     sampling: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
     num_logit_rows: int = 0
 
@@ -64,17 +66,23 @@ class SteadyPlan(StepPlan):
     def __init__(self, sequences: list[Sequence], page_size: int) -> None:
         count = len(sequences)
         ones, indices = [1] * count, list(range(count))
-        super().__init__(sequences, ones, ones, indices, [], count, count)
+        super().__init__(sequences, ones, ones, indices, [], [], count, count)
         self.step = 0
         self.tokens: NDArray[np.int32] = np.array([s.tokens[-1] for s in sequences], np.int32)
         self.turned = indices
         self.groups = list(dict.fromkeys([s.group for s in sequences]))
         self.plain = all(s.plain for s in sequences)
+        self._first_pairs = sum([s.computed + 1 for s in sequences])
         self._stop_ids = frozenset[int]().union(*[s.sampler.stop_ids for s in sequences])
         self._room = min(s.max_length - len(s.tokens) for s in sequences)
         self._phases: list[list[int]] = [[] for _ in range(page_size)]
         for index, sequence in enumerate(sequences):
             self._phases[-sequence.computed % page_size].append(index)
+
+    @property
+    def pairs(self) -> int:
+        """(query, key) pairs of this step's attention."""
+        return self._first_pairs + self.step * self.num_tokens
 
     def at_page_start(self, step: int) -> list[int]:
         """Indices of the sequences whose token of that step is the first of a page."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class Runner:
     def argmax(self, logits: F32) -> tuple[I32, F32]:
         """See Ops.argmax."""
         return self.model.argmax(logits)
+
+    def page_parts(self, page: int) -> list[NDArray[Any]]:
+        """See Executor."""
+        return self.kv.page_parts(page)
 
     def _batch(self, plan: StepPlan) -> RaggedBatch:
         """`flatten`, but a step that follows on the last one of a steady plan starts from that one's arrays."""

@@ -16,6 +16,7 @@ from octavo.core.outputs import (
 )
 from octavo.core.request import Request
 from octavo.engine.output import TextBuilder, assemble_logprobs
+from octavo.engine.swap import SavedPages
 from octavo.sampling.sampler import Sampled
 from octavo.sampling.state import SamplerState
 
@@ -26,12 +27,11 @@ class Group:
     """One request: its sequences, and what they have in common.
 
     prompt_done: the first sequence has computed the whole prompt. shared: its pages, held for siblings that have not
-    been admitted yet. version: counts changes that a caller can see.
+    been admitted yet. version: counts changes that a caller can see. start: when it came, by time.monotonic().
     """
 
     __slots__ = (
         "__weakref__",
-        "_start",
         "decode",
         "error",
         "metrics",
@@ -40,6 +40,7 @@ class Group:
         "request",
         "sequences",
         "shared",
+        "start",
         "unadmitted",
         "unfinished",
         "version",
@@ -59,11 +60,16 @@ class Group:
         self.metrics = RequestMetrics(request.arrival)
         self.error: str | None = None
         self.version = 0
-        self._start = time.monotonic()
+        self.start = time.monotonic()
 
     @property
     def finished(self) -> bool:
         return self.unfinished == 0
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it ended because it waited too long."""
+        return any(sequence.finish_reason == "timeout" for sequence in self.sequences)
 
     def add(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
@@ -72,7 +78,7 @@ class Group:
 
     def elapsed(self) -> float:
         """Seconds since the request came."""
-        return time.monotonic() - self._start
+        return time.monotonic() - self.start
 
     def output(self) -> RequestOutput:
         """A copy of the present state, as callers see it."""
@@ -92,7 +98,8 @@ class Sequence:
     """One completion.
 
     tokens: prompt and output, i32. computed: how many of them have their keys and values in the pages of `table`.
-    order: place in the queue; smaller is older. admitted: it has run before.
+    order: place in the queue; smaller is older. rank: priority, then order. admitted: it has run before.
+    saved: its pages in the swap space while it is preempted.
     A sequence decodes when exactly one token is not computed. plain: its tokens are the largest logits, and nothing but
     stop ids and its length can end it, so that `take` is enough for all others.
     """
@@ -110,7 +117,9 @@ class Sequence:
         "order",
         "plain",
         "prompt_length",
+        "rank",
         "sampler",
+        "saved",
         "stop_reason",
         "table",
         "text",
@@ -129,12 +138,14 @@ class Sequence:
         """eos_ids: tokens that end the output without being asked for; empty under ignore_eos."""
         prompt = group.request.prompt_token_ids
         self.group, self.index, self.order = group, index, order
+        self.rank = (group.request.priority, order)
         self.tokens = array("i", prompt)
         self.prompt_length = len(prompt)
         self.max_length = len(prompt) + group.request.max_tokens
         self.computed = 0
         self.admitted = False
         self.table: PageTable | None = None
+        self.saved: SavedPages | None = None
         self.sampler, self.text, self.eos_ids = sampler, text, eos_ids
         self.plain = sampler.plain and not group.request.params.stop
         self.logprobs: list[TokenLogprobs] | None = [] if group.request.params.logprobs is not None else None

@@ -8,15 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from octavo.core.config import (
     DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_DECODE_STALL_MS,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
+    DEFAULT_PREFIX_CACHE_BYTES,
     EngineConfig,
     KVDtype,
+    Policy,
     check_limits,
+    check_scheduling,
     resolve_kv_dtype,
 )
 from octavo.core.env import BACKENDS, MAX_THREADS, env
@@ -49,21 +53,35 @@ class Options:
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     block_size: int = DEFAULT_BLOCK_SIZE
     enable_prefix_caching: bool = True
+    prefix_cache_dir: str | PathLike[str] | None = None
+    prefix_cache_bytes: int = DEFAULT_PREFIX_CACHE_BYTES
     kv_cache_dtype: str = "auto"
     seed: int = 0
     threads: int | None = None
     kv_cache_bytes: int | None = None
+    swap_space_bytes: int | None = None
+    scheduling_policy: str = "continuous"
+    max_decode_stall_ms: float | None = DEFAULT_MAX_DECODE_STALL_MS
+    max_waiting: int | None = None
+    queue_timeout_s: float | None = None
     backend: str | None = None
     tokenizer_pre: str | None = None
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
         check_limits(self.max_num_seqs, self.max_num_batched_tokens, self.block_size)
+        check_scheduling(self.scheduling_policy, self.max_decode_stall_ms, self.max_waiting, self.queue_timeout_s)
         resolve_kv_dtype(self.kv_cache_dtype)
-        for name in ("max_model_len", "kv_cache_bytes", "threads"):
+        least = {"max_model_len": 1, "kv_cache_bytes": 1, "threads": 1, "prefix_cache_bytes": 1, "swap_space_bytes": 0}
+        for name, low in least.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise ConfigError(f"{name} must be an integer of at least {low}, not {value!r}")
+        if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                "prefix_cache_dir keeps cached prefixes, and enable_prefix_caching is off; turn that on or leave out "
+                "prefix_cache_dir"
+            )
         if self.threads is not None and self.threads > MAX_THREADS:
             raise ConfigError(f"threads must be at most {MAX_THREADS}, not {self.threads}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
@@ -110,6 +128,13 @@ def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
             kv_cache_dtype=dtype,
             kv_cache_bytes=plan.kv_cache_bytes,
             seed=options.seed,
+            scheduling_policy=cast(Policy, options.scheduling_policy),
+            max_decode_stall_ms=options.max_decode_stall_ms,
+            max_waiting=options.max_waiting,
+            queue_timeout_s=options.queue_timeout_s,
+            swap_space_bytes=_swap_space(options, plan, log),
+            prefix_cache_dir=None if options.prefix_cache_dir is None else fspath(options.prefix_cache_dir),
+            prefix_cache_bytes=options.prefix_cache_bytes,
             backend=backend,
             threads=threads,
         )
@@ -195,3 +220,15 @@ def _plan(file: GGUFFile, shape: ModelConfig, options: Options, backend: Backend
         available_bytes=host_facts().usable_memory_bytes,
         kv_cache_bytes=options.kv_cache_bytes,
     )
+
+
+def _swap_space(options: Options, plan: MemoryPlan, log: Log) -> int:
+    """Bytes for the pages of preempted sequences: a quarter of the KV cache, if the plan leaves as much."""
+    if options.swap_space_bytes is not None:
+        return options.swap_space_bytes
+    if plan.available_bytes is None:
+        return 0
+    spare = plan.available_bytes - plan.total_bytes - plan.head_room_bytes
+    size = max(0, min(plan.kv_cache_bytes // 4, spare // 2))
+    log(f"swap space for preempted sequences: up to {format_bytes(size)} (swap_space_bytes)")
+    return size

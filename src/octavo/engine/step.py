@@ -7,24 +7,30 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as List
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.cache.manager import CacheManager, CacheUsage
+from octavo.cache.manager import CacheManager
+from octavo.cache.tier import Tier
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ContextLengthError, OctavoError, RequestError, SamplingError
+from octavo.core.errors import (
+    ContextLengthError,
+    InvalidParameterError,
+    OctavoError,
+    QueueFullError,
+    RequestError,
+    SamplingError,
+)
 from octavo.core.outputs import FinishReason
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
-from octavo.engine.output import Detokenize, TextBuilder, assemble_logprobs
+from octavo.engine.contracts import EngineStats, Executor, Vocabulary
+from octavo.engine.output import TextBuilder, assemble_logprobs
 from octavo.engine.plan import SteadyPlan, StepPlan
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Group, Sequence
+from octavo.engine.swap import SwapSpace
 from octavo.sampling.sampler import Sampled, SamplerState, plain_tokens, prompt_logprobs, sample
 
 __all__ = ["Engine", "EngineStats", "Executor", "Vocabulary"]
@@ -32,66 +38,12 @@ __all__ = ["Engine", "EngineStats", "Executor", "Vocabulary"]
 F32 = NDArray[np.float32]
 logger = logging.getLogger(__name__)
 
-
-class Executor(Protocol):
-    """What runs a plan: the CPU runner, another device, or a simulator."""
-
-    def run(self, plan: StepPlan) -> F32:
-        """Logits f32 [plan.num_logit_rows, V], in the plan's order."""
-
-    def argmax(self, logits: F32) -> tuple[NDArray[np.int32], F32]:
-        """See Ops.argmax."""
-
-    def page_parts(self, page: int) -> List[NDArray[Any]]:
-        """Writable, C-contiguous views of what a KV page holds, in an order that is always the same."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What the engine must know of tokens.
-
-    size: V, columns of the logits. known: prompts may hold ids below it. eog_ids: ids that end an output.
-    decode: the text of one id alone. detokenizer: makes one for a sequence, called with its prompt's ids,
-    skip_special_tokens, and whether the answer starts a text of its own.
-    """
-
-    size: int
-    known: int
-    eog_ids: Collection[int]
-    decode: Callable[[int], str]
-    detokenizer: Callable[[list[int], bool, bool], Detokenize]
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counts since the engine was made, and its state now.
-
-    prompt_tokens: computed, without those taken from the cache. swaps: of the preemptions, those whose pages were kept
-    aside. refused, timed_out: requests that found the queue full, or waited in it too long. *_s: seconds of all steps
-    spent in each stage. used_slots: tokens in the pages that sequences hold; allocated_slots: those pages' room.
-    """
-
-    running: int
-    waiting: int
-    steps: int
-    prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
-    swaps: int
-    refused: int
-    timed_out: int
-    schedule_s: float
-    run_s: float
-    sample_s: float
-    commit_s: float
-    used_slots: int
-    allocated_slots: int
-    cache: CacheUsage
-
-    @property
-    def utilization(self) -> float:
-        """Which part of the allocated slots holds a token; 1 - utilization is the internal fragmentation."""
-        return self.used_slots / self.allocated_slots if self.allocated_slots else 1.0
+# A step that has nothing but pages on their way from disk looks again after this long for aborts and new requests.
+_LOADING_WAIT_S = 0.02
+# Cached pages copied for the disk after each step: a memcpy of 0.2 ms.
+_PUMP_BYTES = 2 << 20
+# Bytes a second that a disk gives at the least, for deciding whether reading beats computing.
+_DISK_RATE = 200e6
 
 
 class Engine:
@@ -120,12 +72,14 @@ class Engine:
         self._groups: dict[str, Group] = {}
         self._order = itertools.count()
         self._arrivals = itertools.count()
-        self._aborts: deque[str] = deque()
+        # Both are filled without the lock, which is held for whole steps, and emptied with it.
+        self._arrived: deque[Group] = deque()
+        self._aborts: deque[Group] = deque()
         self._lock = threading.Lock()
         self.results = threading.RLock()
         self.step_started: float | None = None
         self.step_ended: float | None = None
-        self._steps = self._prompt_tokens = self._generated = 0
+        self._steps = self._prompt_tokens = self._generated = self._refused = self._timed_out = 0
         self._seconds = [0.0, 0.0, 0.0, 0.0]
 
     @property
@@ -222,17 +176,18 @@ class Engine:
         self._arrived.append(group)
 
     def _waiting_for_a_place(self) -> int:
-        """Requests in the queue beyond those that the next steps can admit."""
+        """Requests in the queue beyond those for which there is a place; negative: places are left."""
         scheduler = self.scheduler
         places = max(0, self.config.max_num_seqs - len(scheduler.running))
-        return max(0, len(self._arrived) + scheduler.waiting.requests - places)
+        return len(self._arrived) + scheduler.waiting.requests - places
 
     def abort(self, group: Group) -> None:
         """End a request early. Its pages are free when this returns, or after the step that is running now."""
-        self._aborts.append(group.request.request_id)
+        self._aborts.append(group)
         # Never waits: a generator that is dropped in the middle of a step ends up here in the same thread.
         while self._aborts and self._lock.acquire(blocking=False):
             try:
+                self._take_arrived()
                 self._end_aborted()
             finally:
                 self._lock.release()
@@ -245,16 +200,36 @@ class Engine:
     def close(self) -> None:
         """End every request."""
         with self._lock:
+            self._take_arrived()
             for group in list(self._groups.values()):
                 self._end(group, "abort")
+            self.cache.close()
 
     def step(self) -> list[Group]:
-        """Run one step; returns the groups in which something changed. Does nothing when there is no work."""
+        """Run one step; returns the groups in which something changed. Does nothing when there is no work.
+
+        While all that could run waits for pages from disk, it waits for these a moment.
+        """
         with self._lock:
+            self._take_arrived()
             self._end_aborted()
-            touched = self._timed_step() if self._groups else []
+            touched = self._end_expired()
+            if self._groups:
+                touched += self._timed_step()
             self._end_aborted()
         return touched
+
+    def flush(self) -> bool:
+        """Take some of the cached pages that are to be on disk there, for when there is nothing else to do.
+
+        Returns whether there are more. Does nothing while a step runs.
+        """
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            return self.cache.pump(_PUMP_BYTES)
+        finally:
+            self._lock.release()
 
     def stats(self) -> EngineStats:
         scheduler, seconds, slots = self.scheduler, self._seconds, self.scheduler.slots()
@@ -300,6 +275,7 @@ class Engine:
             tokens = plain_tokens(logits, self._executor.argmax) if steady else None
             if steady is not None and tokens is not None:
                 drawn = clock()
+                self.scheduler.observe(plan, drawn - start)
                 committing = True
                 with self.results:
                     touched = self._advance(steady, tokens)
@@ -307,6 +283,7 @@ class Engine:
                 failed = self._report_prompts(plan, logits)
                 sampled = self._sample(plan, logits, failed)
                 drawn = clock()
+                self.scheduler.observe(plan, drawn - start)
                 committing = True
                 with self.results:
                     touched = self._commit(plan, sampled) + failed
@@ -318,6 +295,7 @@ class Engine:
                 self._fail_step(error)
             self.scheduler.restart(self._groups.values())
             raise
+        self.cache.pump(_PUMP_BYTES)
         self._count(scheduled - start, ran - scheduled, drawn - ran, clock() - drawn)
         return touched
 
@@ -437,8 +415,8 @@ class Engine:
 
     def _end_aborted(self) -> None:
         while self._aborts:
-            group = self._groups.get(self._aborts.popleft())
-            if group is not None:
+            group = self._aborts.popleft()
+            if self._groups.get(group.request.request_id) is group:
                 self._end(group, "abort")
 
     def _end(self, group: Group, reason: FinishReason) -> None:

@@ -50,6 +50,10 @@ class KVStore:
     def nbytes(self) -> int:
         return self.num_pages * self.page_bytes(self.layers, self.page_size, self.kv_heads, self.head_dim, self.dtype)
 
+    def page_parts(self, page: int) -> list[NDArray[np.generic]]:
+        """One page as contiguous, writable views: keys of all layers, then values."""
+        return [layer[page] for layer in (*self.k, *self.v)]
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page in every layer (copy-on-write)."""
         for layer in (*self.k, *self.v):
