@@ -5,12 +5,18 @@ from __future__ import annotations
 from array import array
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.cache.manager import CacheManager, PageTable
+from octavo.cache.radix import Namespace
+from octavo.core.errors import ConfigError
 
 SIZE = 4
+PAGES = 14
+VALUES = st.lists(st.integers(0, 1), min_size=1, max_size=15)
+NAMESPACES = st.sampled_from([Namespace(), Namespace(salt="x")])
 
 
 def tokens_of(*tokens: int) -> array[int]:
@@ -139,18 +145,22 @@ def test_reset_drops_what_nobody_uses() -> None:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Sequences are admitted, grow, share, and end on a small pool; contents of pages are simulated as tokens.
+    """Sequences are admitted, grow, share, and end on a small pool, between pins and evictions.
 
-    What each table would read must be the tokens of its own sequence: a page handed out twice, copied from the wrong
-    source, or evicted while in use shows up as a wrong token.
+    Contents of pages are simulated as tokens. What each table would read must be the tokens of its own sequence: a page
+    handed out twice, copied from the wrong source, or evicted while in use shows up as a wrong token.
+
+    pinned: the pages of each pinned prefix, as prefixes. kept: those that have been seen in the cache, with their page.
     """
 
     @initialize(caching=st.booleans())
     def start(self, caching: bool) -> None:
-        self.cache = CacheManager(14, SIZE, enable_prefix_caching=caching)
-        self.memory: list[list[int | None]] = [[None] * SIZE for _ in range(14)]
+        self.cache = CacheManager(PAGES, SIZE, enable_prefix_caching=caching)
+        self.memory: list[list[int | None]] = [[None] * SIZE for _ in range(PAGES)]
         self.live: list[tuple[array[int], PageTable]] = []
         self.shares: list[tuple[array[int], PageTable]] = []
+        self.pinned: dict[tuple[Namespace, tuple[int, ...]], set[tuple[Namespace, tuple[int, ...]]]] = {}
+        self.kept: dict[tuple[Namespace, tuple[int, ...]], int] = {}
 
     def write(self, table: PageTable, tokens: array[int], start: int) -> None:
         for position in range(start, len(tokens)):
@@ -168,8 +178,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.cache.publish(table, tokens, len(tokens))
         self.live.append((tokens, table))
 
-    @rule(values=st.lists(st.integers(0, 1), min_size=1, max_size=15), namespace=st.sampled_from([None, "x"]))
-    def begin(self, values: list[int], namespace: str | None) -> None:
+    @rule(values=VALUES, namespace=NAMESPACES)
+    def begin(self, values: list[int], namespace: Namespace) -> None:
         tokens = array("i", values)
         self.admit(tokens, self.cache.begin(tokens, limit=len(tokens) - 1, namespace=namespace))
 
@@ -206,6 +216,60 @@ class ManagerMachine(RuleBasedStateMachine):
         _, table = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
         self.cache.free(table)
 
+    @rule(values=VALUES, namespace=NAMESPACES)
+    def pin(self, values: list[int], namespace: Namespace) -> None:
+        full = len(values) // SIZE * SIZE
+        prefixes = {(namespace, tuple(values[:end])) for end in range(SIZE, full + 1, SIZE)}
+        together = prefixes.union(*self.pinned.values())
+        if not self.cache.enable_prefix_caching or not prefixes or len(together) > PAGES // 2:
+            with pytest.raises(ConfigError):
+                self.cache.pin(values, namespace)
+            return
+        held = self.cache.pin(values, namespace)
+        self.pinned[namespace, tuple(values[:full])] = prefixes
+        self.look()
+        assert held == len(prefixes & self.kept.keys())
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        namespace, tokens = data.draw(st.sampled_from(list(self.pinned)))
+        assert self.cache.unpin(tokens, namespace)
+        assert not self.cache.unpin(tokens, namespace)
+        del self.pinned[namespace, tokens]
+        left: set[tuple[Namespace, tuple[int, ...]]] = set().union(*self.pinned.values())
+        self.kept = {prefix: page for prefix, page in self.kept.items() if prefix in left}
+
+    @rule(pages=st.integers(1, PAGES))
+    def evict(self, pages: int) -> None:
+        idle = self.cache.usage().cached_pages
+        assert self.cache.tree.evict(pages) == min(pages, idle)
+
+    @rule(values=VALUES, namespace=NAMESPACES)
+    def match(self, values: list[int], namespace: Namespace) -> None:
+        match = self.cache.tree.match(values, namespace)
+        read = [token for page in match.pages for token in self.memory[page]]
+        assert read == values[: match.tokens]
+        if match.partial is not None:
+            page, count = match.partial
+            assert self.memory[page][:count] == values[match.tokens : match.tokens + count]
+
+    def look(self) -> None:
+        """Take note of pinned pages that have come into the cache."""
+        for prefix in set().union(*self.pinned.values()):
+            node = self.cache.tree.node_at(prefix[1], prefix[0])
+            if node is not None:
+                self.kept.setdefault(prefix, node.page)
+
+    @invariant()
+    def pinned_pages_stay(self) -> None:
+        self.look()
+        for (namespace, tokens), page in self.kept.items():
+            node = self.cache.tree.node_at(tokens, namespace)
+            assert node is not None
+            assert node.page == page
+            assert self.memory[page] == list(tokens[-SIZE:])
+
     @invariant()
     def every_table_reads_its_own_tokens(self) -> None:
         self.cache.check()
@@ -216,18 +280,27 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def references_are_those_of_the_tables(self) -> None:
         held = [page for _, table in self.live + self.shares for page in table.pages]
+        held.extend(self.kept.values())
         usage = self.cache.usage()
         assert usage.used_pages == len(set(held))
-        assert usage.used_pages + usage.cached_pages + usage.free_pages == 14
-        for page in range(14):
+        assert usage.pinned_pages == len(self.kept)
+        assert usage.used_pages + usage.cached_pages + usage.free_pages == PAGES
+        for page in range(PAGES):
             assert self.cache.pool.refs(page) == held.count(page)
 
     def teardown(self) -> None:
         for _, table in self.live + self.shares:
             self.cache.free(table)
-        assert self.cache.usage().used_pages == 0
+        self.cache.check()
+        assert self.cache.usage().used_pages == self.cache.usage().pinned_pages == len(self.kept)
+        for namespace, tokens in self.pinned:
+            assert self.cache.unpin(tokens, namespace)
+        usage = self.cache.usage()
+        assert (usage.used_pages, usage.pinned_pages, usage.tree_nodes) == (0, 0, usage.cached_pages)
+        assert not any(self.cache.pool.refs(page) for page in range(PAGES))
         self.cache.reset()
-        assert self.cache.usage().free_pages == 14
+        usage = self.cache.usage()
+        assert (usage.free_pages, usage.tree_nodes, usage.namespaces) == (PAGES, 0, 0)
 
 
 TestManagerMachine = ManagerMachine.TestCase
