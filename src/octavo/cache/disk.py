@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo.cache.disk_files import PageFiles, disk_bytes, page_name
@@ -117,8 +117,11 @@ class DiskStore:
                 return True
             if key.digest in self._queued:
                 return True
-            full = self._queued_bytes + page_bytes > self.queue_bytes and self._queued_bytes > 0
-            if self._writes_off or full or disk_bytes(record_bytes(key, page_bytes)) > self.max_bytes:
+            if (
+                self._writes_off
+                or not self._fits(page_bytes)
+                or disk_bytes(record_bytes(key, page_bytes)) > self.max_bytes
+            ):
                 self._dropped += 1
                 return False
             item = _Queued(key, b"".join(views))
@@ -147,17 +150,16 @@ class DiskStore:
             self._check_open()
         return self._get(key, views)
 
-    def fetch(self, keys: Sequence[PageKey], into: Sequence[Sequence[Part]]) -> Future[int]:
+    def fetch(self, keys: Sequence[PageKey], into: Iterable[Sequence[Part]]) -> Future[int]:
         """Read pages in the background, in order, up to the first that is not here.
 
         into: for each page its writable parts; they belong to the fetch until its future is done, cancelled ones
-        too. The future gives n: the first n pages are in place, and the parts of the others are as they were.
+        too. It is iterated in the background, a page at a time, and where it ends the fetch ends: a generator can stop
+        it. The future gives n: the first n pages are in place, and the parts of the others are as they were.
         """
-        assert len(keys) == len(into), "a place for each page"
-        places = [[as_bytes(part) for part in parts] for parts in into]
         with self._state:
             self._check_open()
-            return self._readers.submit(self._fetch, list(keys), places)
+            return self._readers.submit(self._fetch, list(keys), into)
 
     def remove(self, key: PageKey) -> bool:
         """Delete a page, queued or on disk; whether there was one. Deletes the file in the calling thread."""
@@ -182,6 +184,12 @@ class DiskStore:
             for victim in victims:
                 self._delete(victim.name)
         return len(victims)
+
+    def has_room(self, page_bytes: int, wait_s: float = 0.0) -> bool:
+        """Whether `put` would queue a page of that size, now or within `wait_s` seconds."""
+        with self._state:
+            self._state.wait_for(lambda: self._writes_off is not None or self._fits(page_bytes), wait_s)
+            return self._writes_off is None and self._fits(page_bytes)
 
     def flush(self) -> None:
         """Wait until every page that was put before is written or given up."""
@@ -224,6 +232,15 @@ class DiskStore:
         if self._closed:
             raise ValueError("the disk store is closed")
 
+    @property
+    def writes_off(self) -> str | None:
+        """Why nothing is written, or None."""
+        return self._writes_off
+
+    def _fits(self, page_bytes: int) -> bool:
+        """Whether the queue has room, under the lock. A page that is larger than the queue passes alone."""
+        return self._queued_bytes == 0 or self._queued_bytes + page_bytes <= self.queue_bytes
+
     def _next_stamp(self) -> int:
         """Nanoseconds, each larger than the last whatever the clock does; under the lock."""
         self._stamp = max(self._stamp + 1, time.time_ns())
@@ -231,11 +248,13 @@ class DiskStore:
 
     # Reading
 
-    def _fetch(self, keys: list[PageKey], places: list[list[memoryview]]) -> int:
-        for count, (key, place) in enumerate(zip(keys, places, strict=True)):
-            if not self._get(key, place):
-                return count
-        return len(keys)
+    def _fetch(self, keys: list[PageKey], into: Iterable[Sequence[Part]]) -> int:
+        count = 0
+        for key, parts in zip(keys, into, strict=False):
+            if not self._get(key, [as_bytes(part) for part in parts]):
+                break
+            count += 1
+        return count
 
     def _get(self, key: PageKey, into: list[memoryview]) -> bool:
         with self._state:

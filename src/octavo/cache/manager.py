@@ -8,12 +8,15 @@ slots reads the same values while its owner fills the rest.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
+from octavo.cache.disk_format import PageKey
+from octavo.cache.loading import Load
 from octavo.cache.pages import PagePool
 from octavo.cache.pins import Pins
 from octavo.cache.radix import TOKEN_BYTES, Node, RadixTree, Tokens
+from octavo.cache.tier import PUMP_BYTES, Tier
 from octavo.core.errors import ConfigError
 
 __all__ = ["CacheManager", "CacheUsage", "PageTable"]
@@ -23,8 +26,10 @@ __all__ = ["CacheManager", "CacheUsage", "PageTable"]
 class PageTable:
     """The pages of one sequence, in order of position.
 
-    cached: tokens whose KV was there when the table was made. copy: (source, target), a page to copy before the first
-    step; the source is held until `copies_done`.
+    cached: tokens whose KV was there when the table was made, or has come from disk since; disk: the latter. loading:
+    pages that are being read from disk: until `CacheManager.poll` says that they are here, nothing may be computed,
+    extended, published or shared. copy: (source, target), a page to copy before the first step; the source is held
+    until `copies_done`.
     published: pages at the start that the prefix tree names; cursor: the node of the last of them.
     """
 
@@ -34,6 +39,8 @@ class PageTable:
     copy: tuple[int, int] | None = None
     published: int = 0
     cursor: Node | None = None
+    loading: Load | None = None
+    disk: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,9 @@ class CacheUsage:
     """Pages by state, and what prefix caching has saved. used + cached + free = the pool.
 
     pinned_pages: held by pins, and therefore among the used ones; where no sequence runs they are all of these.
-    tree_nodes: pages that the prefix tree names, used or not. namespaces: of them.
+    tree_nodes: pages that the prefix tree names, used or not. namespaces: of them. loading_pages: of the used ones,
+    those that are being read from disk, for freed tables too. disk_tokens: of hit_tokens, those that came from disk.
+    backlog_pages: cached pages that wait to be copied for the disk.
     """
 
     used_pages: int
@@ -53,19 +62,37 @@ class CacheUsage:
     pinned_pages: int
     tree_nodes: int
     namespaces: int
+    loading_pages: int
+    disk_tokens: int
+    backlog_pages: int
 
 
 class CacheManager:
-    """Page tables over one pool of `num_pages` pages of `page_size` tokens."""
+    """Page tables over one pool of `num_pages` pages of `page_size` tokens.
 
-    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True) -> None:
+    tier: cached pages on disk; the manager is its only user and closes it. fetch_worthwhile: told how many tokens could
+    come from disk and how many bytes of pages they are, it says whether to read them; may be set at any time.
+
+    Raises:
+        ConfigError: a tier without prefix caching.
+    """
+
+    def __init__(
+        self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True, tier: Tier | None = None
+    ) -> None:
+        if tier is not None and not enable_prefix_caching:
+            raise ConfigError("prefix_cache_dir needs enable_prefix_caching; turn it on or leave out prefix_cache_dir")
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(self.pool, page_size)
         self.pins = Pins(self.tree)
         self._copy_sources: list[int] = []
-        self._queried = self._hits = self._evicted = 0
+        self.tier = tier
+        self.fetch_worthwhile: Callable[[int, int], bool] = lambda tokens, disk_bytes: True
+        self._queried = self._hits = self._evicted = self._from_disk = 0
+        if tier is not None:
+            tier.attach(self.tree)
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -89,6 +116,9 @@ class CacheManager:
             pinned_pages=self.pins.num_held,
             tree_nodes=len(self.tree),
             namespaces=self.tree.num_namespaces,
+            loading_pages=0 if self.tier is None else self.tier.loads.num_pages,
+            disk_tokens=self._from_disk,
+            backlog_pages=0 if self.tier is None else self.tier.backlog,
         )
 
     def begin(
@@ -99,11 +129,13 @@ class CacheManager:
         namespace: Hashable = None,
         shared: PageTable | None = None,
         headroom: int = 0,
+        fetch: bool = True,
     ) -> PageTable | None:
         """A table with room for all of `tokens`, its start taken from the cache.
 
         limit: at most this many leading tokens may come from the cache. shared: a table made by `share`, which
         holds the first tokens already and is used instead of a search. headroom: pages that must be left over.
+        fetch: where the disk has more full pages, read them in the background: table.loading is not None then.
         Returns None, with nothing changed, when there are too few pages.
         """
         if shared is not None:
@@ -119,13 +151,14 @@ class CacheManager:
         if self.available < need + headroom:
             self.free(table)
             return None
+        keys = self._on_disk(table, tokens, limit) if fetch and shared is None else []
+        if keys and partial is not None:
+            self._let_go([partial[0]])
         self._grow(table, need)
-        full = table.cached
-        if partial is not None:
-            source, count = partial
-            self._copy_sources.append(source)
-            table.copy = (source, table.pages[full // self.page_size])
-            table.cached = full + count
+        if keys:
+            self._load(table, keys, tokens, limit)
+        elif partial is not None:
+            self._plan_copy(table, partial)
         self._queried += len(tokens)
         self._hits += table.cached
         return table
@@ -187,11 +220,18 @@ class CacheManager:
         return PageTable(table.namespace, pages, cached=tokens, published=min(table.published, full))
 
     def free(self, table: PageTable) -> None:
-        """Give up all pages; published ones stay cached until they are evicted. The table is empty afterwards."""
+        """Give up all pages; published ones stay cached until they are evicted. The table is empty afterwards.
+
+        Pages that are being written from disk stay in use until that has ended, at most a page's read later.
+        """
+        if self.tier is not None:
+            self.tier.offer(self._node(page) for page in table.pages[: table.published])
+            if table.loading is not None and not self.tier.loads.give_up(table.loading):
+                del table.pages[table.published : table.published + len(table.loading.pages)]
         self._let_go(table.pages)
         del table.pages[:]
-        table.cached = table.published = 0
-        table.copy = table.cursor = None
+        table.cached = table.published = table.disk = 0
+        table.copy = table.cursor = table.loading = None
 
     def next_page_key(self, table: PageTable, tokens: array[int], computed: int) -> tuple[int, bytes] | None:
         """Identity of the full page that holds token `computed`: equal for two sequences that would compute the same.
@@ -226,13 +266,95 @@ class CacheManager:
         return self.pins.remove(tokens, namespace)
 
     def reset(self) -> int:
-        """Drop every cached page that is neither in use nor pinned; returns how many."""
-        return self.tree.evict(self.pool.num_pages)
+        """Drop every cached page that is neither in use nor pinned, and all pages on disk.
+
+        Returns how many pages of the pool there were. What is in use stays cached, pages that are being read from disk included. Deletes files in the calling thread,
+        those of other models in the same directory too: what is to be forgotten is not left in files.
+        """
+        if self.tier is None:
+            return self.tree.evict(self.pool.num_pages)
+        self.tier.detach()
+        dropped = self.tree.evict(self.pool.num_pages)
+        self.tier.attach(self.tree)
+        self.tier.store.clear()
+        return dropped
 
     def check(self) -> None:
-        """Assert the invariants of pool, tree and pins; for tests and soaks."""
+        """Assert the invariants of pool, tree, pins and loads; for tests and soaks."""
         self.pool.check(self.tree.cached_pages())
         self.pins.check()
+        if self.tier is not None:
+            self.tier.loads.check(self.pool)
+
+    def poll(self, table: PageTable) -> bool:
+        """Whether a table can be computed on: True once nothing is loading (any more).
+
+        What came from disk is published and counts as cached, with whatever else has been cached by now; table.copy may
+        be set. Where less came than was asked for, the rest is to be computed.
+        """
+        load = table.loading
+        if load is None:
+            return True
+        if not load.done:
+            return False
+        assert self.tier is not None
+        count, table.loading = self.tier.loads.finish(load), None
+        first, before = table.published, table.cached
+        self.publish(table, load.tokens, (first + count) * self.page_size)
+        self.tier.loaded([self._node(page) for page in table.pages[first : table.published]], load.keys[:count])
+        self._take_cached(table, load.tokens, load.limit)
+        table.disk = count * self.page_size
+        self._from_disk += table.disk
+        self._hits += table.cached - before
+        return True
+
+    def wait(self, tables: Iterable[PageTable], timeout_s: float | None = None) -> None:
+        """Block until one of the tables that load has its pages, or for so long; for when nothing else can run."""
+        if self.tier is not None:
+            self.tier.loads.wait([table.loading for table in tables if table.loading is not None], timeout_s)
+
+    def settle(self) -> bool:
+        """Block until pages that are being written for a freed table are free; False when there are none.
+
+        That takes at most a page's read.
+        """
+        if self.tier is None or not self.tier.loads.given_up:
+            return False
+        self.tier.loads.wait_given_up()
+        self._let_go(self.tier.loads.reap())
+        return True
+
+    def pump(self, max_bytes: int | None = PUMP_BYTES, *, wait_s: float = 0.0) -> bool:
+        """Copy cached pages for the disk, once between two steps; returns whether there are more.
+
+        max_bytes: the budget, exceeded by a single page only; None: all that the disk's queue takes. wait_s: how long
+        to wait where that queue is full, for when there is nothing else to do.
+        """
+        if self.tier is None:
+            return False
+        self._let_go(self.tier.loads.reap())
+        self.tier.pump(max_bytes, wait_s)
+        return self.tier.backlog > 0
+
+    def renewed(self) -> CacheManager:
+        """An empty manager in place of this one, whose books are broken. Ends what is being read from disk."""
+        if self.tier is not None:
+            self.tier.loads.end()
+            self.tier.detach()
+        pages, caching = self.pool.num_pages, self.enable_prefix_caching
+        cache = CacheManager(pages, self.page_size, enable_prefix_caching=caching, tier=self.tier)
+        cache.fetch_worthwhile, cache.tree.cost_growth = self.fetch_worthwhile, self.tree.cost_growth
+        return cache
+
+    def close(self) -> None:
+        """Write every cached page that is not on disk, which may take a while, and go on without a disk.
+
+        All tables have been freed. Twice is no error.
+        """
+        if self.tier is not None:
+            self._let_go(self.tier.loads.end())
+            self.tier.close()
+            self.tier = None
 
     def _key(self, parent: Node | None, namespace: Hashable, tokens: array[int], page: int) -> tuple[int, bytes] | None:
         size = self.page_size
@@ -264,6 +386,48 @@ class CacheManager:
         cursor = self.tree.node_of(pages[published - 1]) if published else None
         table = PageTable(shared.namespace, pages, full * self.page_size, None, published, cursor)
         return table, (shared.pages[full], rest) if rest else None
+
+    def _on_disk(self, table: PageTable, tokens: array[int], limit: int) -> list[PageKey]:
+        """Keys of the full pages that follow those of the table, as far as they are better read than computed."""
+        size, first, last = self.page_size, len(table.pages), limit // self.page_size
+        if self.tier is None or first >= last:
+            return []
+        keys = self.tier.on_disk(table.cursor, table.namespace, tokens[first * size : last * size])
+        if not keys or not self.fetch_worthwhile(len(keys) * size, len(keys) * self.tier.page_bytes):
+            return []
+        return keys
+
+    def _load(self, table: PageTable, keys: list[PageKey], tokens: array[int], limit: int) -> None:
+        """Read pages into those that follow the table's cached ones."""
+        assert self.tier is not None
+        first = table.published
+        table.loading = Load(keys, table.pages[first : first + len(keys)], tokens, limit)
+        self.tier.loads.start(table.loading)
+
+    def _take_cached(self, table: PageTable, tokens: array[int], limit: int) -> None:
+        """Change from pages of its own to those that have been cached since the table was made."""
+        match = self.tree.match(tokens[:limit], table.namespace)
+        for index in range(table.published, len(match.nodes)):
+            node = match.nodes[index]
+            self.pool.incref(node.page)
+            self.pool.decref(table.pages[index])
+            table.pages[index], table.cursor = node.page, node
+        table.published, table.cached = len(match.nodes), match.tokens
+        if match.partial is not None:
+            self.pool.incref(match.partial[0])
+            self._plan_copy(table, match.partial)
+
+    def _plan_copy(self, table: PageTable, partial: tuple[int, int]) -> None:
+        """Take the start of a cached page, on which a reference has been taken, into the table's first own page."""
+        source, count = partial
+        self._copy_sources.append(source)
+        table.copy = (source, table.pages[table.cached // self.page_size])
+        table.cached += count
+
+    def _node(self, page: int) -> Node:
+        node = self.tree.node_of(page)
+        assert node is not None, f"page {page} is not cached"
+        return node
 
     def _let_go(self, pages: Iterable[int]) -> None:
         """One user fewer for each page; those that nobody uses any more can be evicted, if they are cached."""
