@@ -10,7 +10,9 @@ namespace octavo::OCTAVO_TIER {
 #define OCTAVO_UNROLL
 #endif
 
-constexpr int kAheadChunks = 2;  // how far ahead packed weights are fetched
+// How far ahead packed weights are fetched, in bytes: where one pass reads them straight, and where many passes share a
+// chunk, whose bytes are all read at its start.
+constexpr Index kAheadFew = 4096, kAheadMany = 6144;
 
 // Where the bytes of step u of group g of panel i come from. FromPacked is for the only pass over a chunk, which fetches
 // a later one as it goes (the hardware's own prefetch starts anew at each 4 KB page).

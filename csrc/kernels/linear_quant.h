@@ -85,7 +85,8 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const uint8_t* co
   constexpr Shape shape = L::shape.normal();
   const FormatInfo& info = info_of(format);
   const int rows = row1 - row0, block = row0 / kBlockRows;
-  const Index chunk_bytes = static_cast<Index>(info.packed_bytes) * kChunk / info.block;
+  const auto bytes_of = [&info](int k) { return static_cast<Index>(info.packed_bytes) * k / info.block; };
+  const Index panel_bytes = info.packed_header + bytes_of(a.k);
   Chunk c[kPanels];
   const Scales* s[kPanels];
   for (int i = 0; i < kPanels; ++i) {
@@ -94,16 +95,16 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const uint8_t* co
   }
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
     const int groups = min_int(kChunk, a.k - k0) / kGroup;
-    const int after = k0 / kChunk + kAheadChunks, over = after - a.chunks();
+    const Index at = info.packed_header + bytes_of(k0), ahead = at + (rows <= kDirectRows ? kAheadFew : kAheadMany);
     const uint8_t *p[kPanels], *later[kPanels];
     for (int i = 0; i < kPanels; ++i) {
-      later[i] = info.packed_header + (over < 0 ? packed[i] + after * chunk_bytes : next[i] + over * chunk_bytes);
-      p[i] = packed[i] + info.packed_header + k0 / kChunk * chunk_bytes;
+      later[i] = ahead < panel_bytes ? packed[i] + ahead : next[i] + (ahead - panel_bytes);
+      p[i] = packed[i] + at;
       L::scales(packed[i], p[i], groups, c[i].s);
     }
     const int32_t* first = a.first + k0 / kChunk * a.blocks() + block;
     const auto run = [&](auto source) {
-      all_rows<shape>(source, s, L::offset, a, k0, row0, row1, later, chunk_bytes, acc);
+      all_rows<shape>(source, s, L::offset, a, k0, row0, row1, later, bytes_of(groups * kGroup), acc);
       add_outliers<shape>(source, s, L::offset, a.outliers + first[0], a.outliers + first[1], row0 - block * kBlockRows,
                           row1 - block * kBlockRows, acc);
     };
