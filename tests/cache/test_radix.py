@@ -178,6 +178,31 @@ def test_a_costly_page_that_nobody_uses_goes_in_the_end() -> None:
     assert turns == 4, "three first pages were worth less, the fourth as much and was used later"
 
 
+def test_a_hit_counts_from_the_floor_of_now() -> None:
+    tree = RadixTree(PagePool(8), SIZE)
+    tree.cost_growth = 0.9
+    kept = fill(tree, [1] * 2 * SIZE)  # worth 1.9
+    fill(tree, [2] * SIZE)
+    assert tree.evict(1) == 1  # worth 1
+    rival = fill(tree, [3] * SIZE)  # worth 2
+    tree.match([1] * 2 * SIZE)
+    assert tree.evict(1) == 1
+    assert tree.node_of(kept[1]) is not None
+    assert tree.node_of(rival[0]) is None
+
+
+def test_the_floor_never_falls() -> None:
+    tree = RadixTree(PagePool(8), SIZE)
+    tree.cost_growth = 0.9
+    fill(tree, [1] * 2 * SIZE)  # worth 1.9, and then 1
+    deep = fill(tree, [2] * 3 * SIZE)  # worth 2.8
+    assert tree.evict(2) == 2
+    late = fill(tree, [3] * SIZE)  # worth 2.9
+    assert tree.evict(1) == 1
+    assert tree.node_of(late[0]) is not None
+    assert tree.node_of(deep[2]) is None
+
+
 def test_a_new_cost_growth_counts_for_pages_queued_from_then_on() -> None:
     tree = RadixTree(PagePool(8), SIZE)
     tree.cost_growth = 0.0
