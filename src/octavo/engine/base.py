@@ -210,25 +210,39 @@ class BaseLLM:
         self, inputs: list[PromptInput], params: list[SamplingParams], priorities: list[int] | None = None
     ) -> list[Group]:
         """Check and build every request before the first one is queued. priorities: None: all are 0."""
-        tokenizer = self._open().text.tokenizer
         groups = []
         for index, (each, wanted, priority) in enumerate(
             zip(inputs, params, priorities or [0] * len(inputs), strict=True)
         ):
             try:
-                ids = tokenizer.encode(each.text or "") if each.token_ids is None else each.token_ids
-                request = self._engine.make_request(
-                    ids,
-                    wanted,
-                    prompt=each.text,
-                    cache_salt=each.cache_salt,
-                    starts_text=each.starts_text,
-                    priority=priority,
-                )
-                groups.append(self._engine.prepare(request))
+                groups.append(self._prepare_one(each, wanted, priority=priority))
             except RequestError as error:
                 raise named(error, index, len(inputs)) from None
         return groups
+
+    def _prepare_one(
+        self,
+        prompt: PromptInput,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
+    ) -> Group:
+        """Check and build one request; queues nothing. See `Engine.make_request` for what it raises."""
+        tokenizer = self._open().text.tokenizer
+        ids = tokenizer.encode(prompt.text or "") if prompt.token_ids is None else prompt.token_ids
+        request = self._engine.make_request(
+            ids,
+            params,
+            prompt=prompt.text,
+            cache_salt=prompt.cache_salt,
+            starts_text=prompt.starts_text,
+            request_id=request_id,
+            priority=priority,
+            queue_timeout_s=queue_timeout_s,
+        )
+        return self._engine.prepare(request)
 
     def _open(self) -> Loaded:
         if self._loaded is None:
