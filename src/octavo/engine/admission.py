@@ -87,13 +87,16 @@ class Admission:
             else:
                 break
 
-    def take_loaded(self) -> None:
+    def take_loaded(self) -> list[Sequence]:
         """Let those run whose pages have come from disk."""
-        for sequence in [s for s in self.loading if s.table is not None and self._scheduler.cache.poll(s.table)]:
+        cache = self._scheduler.cache
+        loaded = [s for s in self.loading if s.table is not None and cache.poll(s.table)]
+        for sequence in loaded:
             assert sequence.table is not None
             self.loading.remove(sequence)
             sequence.computed = sequence.table.cached
             self._first_admission(sequence)
+        return loaded
 
     def prompt_done(self, leader: Sequence) -> None:
         """The first sequence of a group has computed the prompt: its siblings can use those pages."""
@@ -139,10 +142,8 @@ class Admission:
         sequence.table, sequence.computed = table, table.cached
         if saved is not None:
             scheduler.bring_back(sequence, saved)
-        if table.copy is not None:
-            plan.copies.append(table.copy)
         scheduler.insert(sequence)
-        plan.admitted.append(sequence)
+        plan.admit(sequence)
         if table.loading is not None:
             self.loading.append(sequence)
         else:

@@ -118,6 +118,30 @@ class LLM(BaseLLM):
         (group,) = self._prepare(inputs, pair_params(sampling_params, 1))
         return self._follow(group, every_step)
 
+    def pin(self, prompt: Prompt) -> int:
+        """Keep the KV of a prompt's full pages in memory until `unpin`, whatever else needs room.
+
+        Returns how many pages are there now; the others stay once a request has computed them. Pin a system prompt
+        before the first request with it. At most half of the KV cache can be pinned, less where one sequence of
+        max_model_len needs more than the rest.
+        Raises ConfigError: no full page, more than can be pinned, or prefix caching is off.
+        """
+        ids, salt = self._prefix(prompt)
+        return self._engine.pin(ids, salt)
+
+    def unpin(self, prompt: Prompt) -> bool:
+        """Let a pinned prompt's pages be evicted again; False if it is not pinned."""
+        ids, salt = self._prefix(prompt)
+        return self._engine.unpin(ids, salt)
+
+    def _prefix(self, prompt: Prompt) -> tuple[list[int], str | None]:
+        inputs = parse(prompt)
+        if len(inputs) != 1:
+            raise RequestError(f"one prompt is pinned at a time, not {len(inputs)}")
+        (each,) = inputs
+        tokenizer = self._open().text.tokenizer
+        return tokenizer.encode(each.text or "") if each.token_ids is None else each.token_ids, each.cache_salt
+
     def reset_prefix_cache(self) -> int:
         """Forget every cached page that no running request uses; returns how many there were."""
         self._open()
@@ -139,6 +163,7 @@ class LLM(BaseLLM):
                         if id(group) in indices:
                             _raise_if_failed(group, indices[id(group)])
                             advance(group)
+            engine.flush()
         finally:
             for group in groups:
                 if not group.finished:

@@ -31,6 +31,13 @@ class StepPlan:
     num_tokens: int = 0
     num_logit_rows: int = 0
 
+    def admit(self, sequence: Sequence) -> None:
+        """A sequence has got its pages, one of which may have to be copied."""
+        assert sequence.table is not None
+        if sequence.table.copy is not None:
+            self.copies.append(sequence.table.copy)
+        self.admitted.append(sequence)
+
     def add(self, sequence: Sequence, count: int) -> None:
         end = sequence.computed + count
         rows = min(count, max(0, end - sequence.first_logit_row))

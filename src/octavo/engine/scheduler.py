@@ -45,6 +45,8 @@ _RANK = attrgetter("rank")
 _LEAST_CHUNK = 16
 # Steps vary; aiming at this part of the time keeps nearly all of them within it.
 _STALL_AIM = 0.85
+# Chunks after which the prefix tree is told again what a page's context adds to its cost.
+_GROWTH_EVERY = 32
 
 
 class Slots(NamedTuple):
@@ -65,7 +67,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # sorted by rank
         self.plan = StepPlan()  # of the step under way, or the last one
-        self.preemptions = self.swaps = 0
+        self.preemptions = self.swaps = self._observed = 0
         self._admission = Admission(self)
         self._steady: SteadyPlan | None = None  # holds as long as nothing but `advance` has happened since it was made
 
@@ -85,13 +87,14 @@ class Scheduler:
         """
         admission = self._admission
         self.cache.copies_done()
-        if admission.loading:
-            admission.take_loaded()
-        self._steady = self._plan_steady() if admission.closed else None
+        loaded = admission.take_loaded() if admission.loading else []
+        self._steady = self._plan_steady() if admission.closed and not loaded else None
         if self._steady is not None:
             self.plan = self._steady
             return self._steady
         plan = self.plan = StepPlan()
+        for sequence in loaded:
+            plan.admit(sequence)
         admission.make_way()
         self._plan_decodes(plan)
         self._plan_prompts(plan)
@@ -114,6 +117,9 @@ class Scheduler:
         pairs = sum(chunk_pairs(n, s.computed) for s, n in zip(plan.sequences, plan.counts, strict=True))
         prompts = any(count > 1 for count in plan.counts)
         self.cost.observe(plan.num_tokens, pairs, seconds, prompt_tokens=prompts)
+        self._observed += prompts
+        if prompts and self._observed % _GROWTH_EVERY == 0:
+            self.cache.tree.cost_growth = self.cost.pair_growth(self.cache.page_size)
 
     def commit(self, plan: StepPlan, sampled: list[Sampled | None]) -> list[Group]:
         """Advance what ran. sampled: for each index of plan.sampling its token, None if it has been ended meanwhile.

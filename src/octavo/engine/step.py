@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.cache.manager import CacheManager
+from octavo.cache.radix import Namespace
 from octavo.cache.tier import Tier
 from octavo.core.config import EngineConfig
 from octavo.core.errors import (
@@ -26,6 +27,7 @@ from octavo.core.outputs import FinishReason
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.engine.contracts import EngineStats, Executor, Vocabulary
+from octavo.engine.health import DEFAULT_STALL_AFTER_S, Health, health_of
 from octavo.engine.output import TextBuilder, assemble_logprobs
 from octavo.engine.plan import SteadyPlan, StepPlan
 from octavo.engine.scheduler import Scheduler
@@ -67,6 +69,8 @@ class Engine:
         swap = SwapSpace(config.swap_space_bytes, executor.page_parts) if config.swap_space_bytes else None
         self.scheduler = Scheduler(config, cache, swap)
         cache.fetch_worthwhile = self._fetch_worthwhile
+        # The longest sequence must find pages whatever is pinned.
+        cache.pins.limit = min(cache.pins.limit, config.num_pages - cache.pages_for(config.max_model_len))
         self._executor = executor
         self._eog_ids = frozenset(vocabulary.eog_ids)
         self._groups: dict[str, Group] = {}
@@ -219,17 +223,38 @@ class Engine:
             self._end_aborted()
         return touched
 
-    def flush(self) -> bool:
-        """Take some of the cached pages that are to be on disk there, for when there is nothing else to do.
+    def flush(self, wait_s: float = 0.0) -> bool:
+        """Copy the cached pages that are to be on disk, for when there is nothing else to do; whether there are more.
 
-        Returns whether there are more. Does nothing while a step runs.
+        wait_s: how long to wait where the disk lags behind. Does nothing while a step runs.
         """
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            return self.cache.pump(_PUMP_BYTES)
+            return self.cache.pump(None, wait_s=wait_s)
         finally:
             self._lock.release()
+
+    def pin(self, token_ids: list[int], cache_salt: str | None = None) -> int:
+        """See CacheManager.pin."""
+        with self._lock:
+            return self.cache.pin(token_ids, Namespace(salt=cache_salt))
+
+    def unpin(self, token_ids: list[int], cache_salt: str | None = None) -> bool:
+        """See CacheManager.unpin."""
+        with self._lock:
+            return self.cache.unpin(token_ids, Namespace(salt=cache_salt))
+
+    def health(self, stall_after_s: float = DEFAULT_STALL_AFTER_S) -> Health:
+        """Whether steps go on; takes no lock. stall_after_s: a step that runs for longer counts as stalled."""
+        waiting = len(self.scheduler.waiting) + len(self._arrived)
+        return health_of(
+            self.step_started,
+            self.step_ended,
+            running=len(self.scheduler.running),
+            waiting=waiting,
+            stall_after_s=stall_after_s,
+        )
 
     def stats(self) -> EngineStats:
         scheduler, seconds, slots = self.scheduler, self._seconds, self.scheduler.slots()
