@@ -143,6 +143,23 @@ def test_what_cannot_be_pinned_is_refused() -> None:
         off.pin([1] * 4, PLAIN)
 
 
+def test_pins_are_listed_and_survive_a_manager_whose_books_are_broken() -> None:
+    cache = CacheManager(16, SIZE)
+    cache.pins.limit = 5
+    pinned = [(PLAIN, [1] * 8), (PLAIN, [1] * 4), (PLAIN, [1] * 4 + [2] * 4), (Namespace("a"), [1] * 4)]
+    for namespace, tokens in pinned:
+        run(cache, tokens, namespace)
+        cache.pin([*tokens, 9], namespace)
+    renewed = cache.renewed()
+    for listed in (cache.pins, renewed.pins):
+        assert sorted((str(n), tokens.tolist()) for n, tokens in listed) == sorted((str(n), t) for n, t in pinned)
+        assert (len(listed), listed.limit) == (4, 5)
+    assert renewed.usage().pinned_pages == 0
+    run(renewed, [1] * 8)
+    assert renewed.usage().pinned_pages == 2
+    renewed.check()
+
+
 def test_reset_leaves_pinned_pages() -> None:
     cache = CacheManager(8, SIZE)
     run(cache, [1] * 8)

@@ -7,6 +7,7 @@ their pages here as in the cache, so pins are a tree of their own, beside the tr
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterator
 
 from octavo.cache.radix import TOKEN_BYTES, Node, RadixTree, Tokens, token_bytes
@@ -48,6 +49,16 @@ class Pins:
     def __len__(self) -> int:
         """Pages of all pinned prefixes, cached or not."""
         return self._size
+
+    def __iter__(self) -> Iterator[tuple[Hashable, array[int]]]:
+        """Every pinned prefix: its namespace and the tokens of its full pages."""
+        for namespace, root in self._roots.items():
+            todo = [(root, b"")]
+            while todo:
+                pin, tokens = todo.pop()
+                if pin.ends:
+                    yield namespace, array("i", tokens)
+                todo.extend((child, tokens + key) for key, child in pin.children.items())
 
     @property
     def num_held(self) -> int:
@@ -150,7 +161,7 @@ class Pins:
             raise ConfigError(
                 f"cannot pin {len(keys)} pages, {len(keys) - known} of them new: {self._size} are pinned, and of the "
                 f"KV cache's {self._tree.pool.num_pages} pages at most {self.limit} can be; unpin another prefix, pin "
-                "fewer tokens, or raise kv_cache_bytes"
+                "fewer tokens, raise kv_cache_bytes or lower max_model_len"
             )
 
     def _hold_cached(self, keys: list[bytes], namespace: Hashable) -> int:
