@@ -117,7 +117,7 @@ class BaseLLM:
         from octavo.engine.text import vocabulary_of  # imported by now
 
         vocabulary = vocabulary_of(loaded.text.tokenizer, loaded.model.config.vocab)
-        self._engine = Engine(Runner(loaded.model, loaded.kv), loaded.config, vocabulary)
+        self._engine = Engine(Runner(loaded.model, loaded.kv), loaded.config, vocabulary, tier=loaded.tier)
         self._loaded = loaded
         self._start()
 

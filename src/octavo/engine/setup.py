@@ -27,6 +27,7 @@ from octavo.core.env import BACKENDS, MAX_THREADS, env
 from octavo.core.errors import ConfigError
 from octavo.core.host import default_threads, host_facts
 from octavo.core.memory import MemoryPlan, activation_bytes, format_bytes, plan_memory
+from octavo.formats.fingerprint import fingerprint
 from octavo.formats.gguf import GGUFFile
 from octavo.formats.references import resolve
 from octavo.models.config import ModelConfig
@@ -36,6 +37,7 @@ from octavo.ops import make_ops
 from octavo.ops.kv import KVStore
 
 if TYPE_CHECKING:
+    from octavo.cache.tier import Tier
     from octavo.engine.text import Text
 
 __all__ = ["Loaded", "Log", "Options", "load"]
@@ -101,6 +103,7 @@ class Loaded:
     kv: KVStore
     text: Text
     load_s: dict[str, float]
+    tier: Tier | None
 
 
 def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
@@ -147,7 +150,9 @@ def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
             loaded = load_model(file, ops, max_positions=plan.max_model_len)
             packed = time.perf_counter()
             text, text_s = future.result()
+        weights = None if options.prefix_cache_dir is None else fingerprint(file)
     kv = loaded.new_kv(plan.num_pages, options.block_size, dtype)
+    tier = None if weights is None else _disk_tier(config, loaded, kv, weights, log)
     seconds = {
         "open": opened - started,
         "weights": packed - opened,
@@ -158,7 +163,7 @@ def load(model: str | PathLike[str], options: Options, log: Log) -> Loaded:
         f"loaded {path.name}: {format_bytes(loaded.weight_bytes)} of weights in {seconds['all']:.2f} s "
         f"(weights {seconds['weights']:.2f} s, tokenizer beside them {text_s:.2f} s)"
     )
-    return Loaded(path, config, plan, loaded, kv, text, seconds)
+    return Loaded(path, config, plan, loaded, kv, text, seconds, tier)
 
 
 class _LoggedDownload:
@@ -220,6 +225,36 @@ def _plan(file: GGUFFile, shape: ModelConfig, options: Options, backend: Backend
         available_bytes=host_facts().usable_memory_bytes,
         kv_cache_bytes=options.kv_cache_bytes,
     )
+
+
+def _disk_tier(config: EngineConfig, model: Model, kv: KVStore, weights: str, log: Log) -> Tier:
+    """Cached pages on disk. weights: their fingerprint."""
+    import importlib.metadata  # 10 ms that only users of a disk spend
+
+    from octavo.cache.disk import DiskStore
+    from octavo.cache.identity import page_identities
+    from octavo.cache.tier import Tier
+
+    assert config.prefix_cache_dir is not None
+    try:
+        version = importlib.metadata.version("octavo")
+    except importlib.metadata.PackageNotFoundError:
+        version = "source"
+    identities = page_identities(
+        kv,
+        model=weights,
+        ropes=[layer.rope for layer in model.decoder.layers],
+        version=version,
+        backend=config.backend,
+        tier=getattr(model.ops, "tier", None),  # the instruction-set tier of native ops
+    )
+    store = DiskStore(config.prefix_cache_dir, config.prefix_cache_bytes)
+    there = store.stats()
+    log(
+        f"prefix cache on disk: {config.prefix_cache_dir} holds {there.pages} pages, {format_bytes(there.disk_bytes)} "
+        f"of {format_bytes(there.max_bytes)}" + (f"; only read: {there.writes_off}" if there.writes_off else "")
+    )
+    return Tier(store, identities, kv.page_parts, config.block_size)
 
 
 def _swap_space(options: Options, plan: MemoryPlan, log: Log) -> int:
