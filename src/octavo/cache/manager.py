@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable
 
 from octavo.cache.disk_format import PageKey
+from octavo.cache.explain import Explainer
 from octavo.cache.loading import Load
 from octavo.cache.pages import PagePool
 from octavo.cache.pins import Pins
@@ -13,6 +14,7 @@ from octavo.cache.radix import TOKEN_BYTES, Node, RadixTree, Tokens
 from octavo.cache.table import CacheUsage, PageTable
 from octavo.cache.tier import PUMP_BYTES, Tier
 from octavo.core.errors import ConfigError
+from octavo.core.outputs import CacheMiss
 
 __all__ = ["CacheManager", "CacheUsage", "PageTable"]
 
@@ -37,11 +39,13 @@ class CacheManager:
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(self.pool, page_size)
         self.pins = Pins(self.tree)
+        self._explainer = Explainer(self.tree)
         self._copy_sources: list[int] = []
         self.tier = tier
         self.fetch_worthwhile: Callable[[int, int], bool] = lambda tokens, disk_bytes: True
         self._queried = self._hits = self._evicted = self._from_disk = 0
         if tier is not None:
+            assert tier.page_size == page_size, "pages of RAM and disk have one size"
             tier.attach(self.tree)
 
     def pages_for(self, tokens: int) -> int:
@@ -198,6 +202,13 @@ class CacheManager:
         nodes = self.tree.match(tokens[:limit], namespace).nodes
         return self._key(nodes[-1] if nodes else None, namespace, tokens, len(nodes))
 
+    def explain(self, tokens: array[int], limit: int, namespace: Hashable, cached: int) -> CacheMiss | None:
+        """Why no more than `cached` of the first `limit` tokens came from the cache; None if there was no miss.
+
+        For a table that `begin` has just made. Knows nothing of "off" and "logprobs": those are the caller's choice.
+        """
+        return self._explainer.explain(tokens, limit, namespace, cached)
+
     def pin(self, tokens: Tokens, namespace: Hashable) -> int:
         """Keep the full pages of this prefix cached until `unpin`; returns how many of them are cached now.
 
@@ -222,18 +233,20 @@ class CacheManager:
         included. Deletes files in the calling thread, those of other models in the same directory too: what is to be
         forgotten is not left in files.
         """
-        if self.tier is None:
-            return self.tree.evict(self.pool.num_pages)
-        self.tier.detach()
+        if self.tier is not None:
+            self.tier.detach()
         dropped = self.tree.evict(self.pool.num_pages)
-        self.tier.attach(self.tree)
-        self.tier.store.clear()
+        self._explainer.forget_evicted()
+        if self.tier is not None:
+            self.tier.attach(self.tree)
+            self.tier.store.clear()
         return dropped
 
     def check(self) -> None:
         """Assert the invariants of pool, tree, pins and loads; for tests and soaks."""
         self.pool.check(self.tree.cached_pages())
         self.pins.check()
+        self._explainer.check()
         if self.tier is not None:
             self.tier.loads.check(self.pool)
 
@@ -288,13 +301,19 @@ class CacheManager:
         return self.tier.backlog > 0
 
     def renewed(self) -> CacheManager:
-        """An empty manager in place of this one, whose books are broken. Ends what is being read from disk."""
+        """An empty manager in place of this one, whose books are broken, with the same prefixes pinned.
+
+        Ends what is being read from disk.
+        """
         if self.tier is not None:
             self.tier.loads.end()
             self.tier.detach()
         pages, caching = self.pool.num_pages, self.enable_prefix_caching
         cache = CacheManager(pages, self.page_size, enable_prefix_caching=caching, tier=self.tier)
         cache.fetch_worthwhile, cache.tree.cost_growth = self.fetch_worthwhile, self.tree.cost_growth
+        cache.pins.limit = self.pins.limit
+        for namespace, tokens in self.pins:
+            cache.pin(tokens, namespace)
         return cache
 
     def close(self) -> None:
