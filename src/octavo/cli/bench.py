@@ -1,21 +1,13 @@
-"""`octavo bench`: the engine or its kernels, measured beside the machine's limits."""
+"""`octavo bench`: the engine or its kernels beside the machine's limits, and what the engine's parts are worth."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from octavo.cli.terminal import is_terminal, say
-from octavo.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from octavo.measure.report import Report
+from octavo.cli.bench_common import COUNT, JSON, SEED, THREADS, check_target, deliver, progress
+from octavo.cli.bench_serving import batching, pool, prefix, stall, tiers
 
 __all__ = ["bench"]
 
@@ -45,17 +37,12 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 7 and int(text) > 0
 
 
-COUNT = click.IntRange(min=1)
-THREADS = click.option("--threads", type=COUNT, help="Compute threads.  [default: the physical cores that may be used]")
-JSON = click.option("--json", "target", metavar="FILE", help="Write the report to a file, or to standard output (-).")
-
-
 @click.group()
 def bench() -> None:
-    """Measure the engine or its kernels, as fractions of what this machine can do.
+    """Measure the engine or its kernels, as fractions of what this machine can do, or compare ways to run requests.
 
-    The limits (how fast memory streams, how fast int8, bf16 and f32 are multiplied) are measured in the same run, again
-    and again.
+    engine and kernels measure the limits (how fast memory streams, how fast int8, bf16 and f32 are multiplied) in the
+    same run, again and again. The others serve the same requests in several ways by turns, and tell the ratios.
     Ctrl-C ends a benchmark early; what was measured by then is still reported.
     """
 
@@ -75,7 +62,7 @@ def bench() -> None:
 @THREADS
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Runs of each batch size, in turn.")
 @click.option("--kv-cache-dtype", default="auto", help="How the KV cache is stored: auto, float16, bfloat16, float32.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random prompts.")
+@SEED
 @JSON
 def engine(model: str, target: str | None, batch: tuple[int, ...], **options: Any) -> None:
     """Prefill and decode rates of MODEL in the engine itself.
@@ -87,12 +74,12 @@ def engine(model: str, target: str | None, batch: tuple[int, ...], **options: An
     octavo bench engine smollm2
     octavo bench engine ./model.gguf --prompt-tokens 512 --output-tokens 64 --batch 1,4,16 --json report.json
     """
-    _check_target(target)
+    check_target(target)
     from octavo.cli.bench_tables import engine_table
     from octavo.measure.engine_bench import EngineBench, bench_engine
 
     wanted = EngineBench(batches=batch, **options)
-    _deliver(bench_engine(model, wanted, log=_progress()), target, engine_table)
+    deliver(bench_engine(model, wanted, log=progress()), target, engine_table)
 
 
 @bench.command()
@@ -131,50 +118,15 @@ def kernels(target: str | None, shape: tuple[int, int], rows: tuple[int, ...], *
     octavo bench kernels --formats Q4_K,Q8_0 --rows 1,4,16,512
     octavo bench kernels --ops attention --json -
     """
-    _check_target(target)
+    check_target(target)
     from octavo.cli.bench_tables import kernel_table
     from octavo.measure.kernel_bench import KernelBench, bench_kernels
 
     if not options["ops"]:
         options.pop("ops")
     wanted = KernelBench(rows=shape[0], columns=shape[1], tokens=rows, **options)
-    _deliver(bench_kernels(wanted, log=_progress()), target, kernel_table)
+    deliver(bench_kernels(wanted, log=progress()), target, kernel_table)
 
 
-def _check_target(target: str | None) -> None:
-    """A report that cannot be written is better known before minutes of measuring."""
-    if target is None or target == "-":
-        return
-    path = Path(target)
-    folder = path.parent
-    problem = None
-    if path.is_dir():
-        problem = "it is a folder"
-    elif not folder.is_dir():
-        problem = f"there is no folder {folder}"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        problem = "no permission"
-    if problem is not None:
-        raise ConfigError(f"cannot write the report to {target} (--json): {problem}")
-
-
-def _progress() -> Callable[[str], None]:
-    """Remarks on standard error for those who watch; a script's log is kept clean."""
-    return say if is_terminal(sys.stderr) else lambda line: None
-
-
-def _deliver(report: Report, target: str | None, table: Callable[[Report], None]) -> None:
-    """Write the report where it is wanted, then end as an interrupted program if it was one."""
-    text = json.dumps(report.as_json(), indent=2)
-    if target == "-":
-        click.echo(text)
-    else:
-        if target is not None:
-            try:
-                Path(target).write_text(text + "\n", encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"cannot write the report to {target} (--json): {error.strerror}") from error
-        table(report)
-    if report.interrupted:
-        say("interrupted: the report holds what was measured by then")
-        raise KeyboardInterrupt
+for command in (prefix, pool, batching, stall, tiers):
+    bench.add_command(command)

@@ -152,7 +152,9 @@ def _options(bench: EngineBench, shape: ModelConfig, split_steps: int) -> Option
         max_model_len=length,
         max_num_seqs=max(bench.batches),
         max_num_batched_tokens=bench.step_tokens,
+        max_decode_stall_ms=None,  # so that steps are what prefill_plan says, whatever they take
         enable_prefix_caching=False,
+        swap_space_bytes=0,
         kv_cache_dtype=dtype,
         kv_cache_bytes=pages * shape.kv_page_bytes(DEFAULT_BLOCK_SIZE, dtype),
         seed=bench.seed,

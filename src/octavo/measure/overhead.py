@@ -41,14 +41,20 @@ class StepCost:
         """The same as a share of the steps."""
         return None if self.outside_native_s is None else self.outside_native_s / self.wall_s
 
+    @property
+    def bookkeeping_fraction(self) -> float:
+        """Share of the steps spent in planning them and in committing their tokens."""
+        return (self.schedule_s + self.commit_s) / self.wall_s
+
     def as_json(self) -> dict[str, Any]:
-        """Milliseconds per step, and the share outside native calls."""
+        """Milliseconds per step, and the shares outside native calls and of schedule and commit."""
         stages = {"step": self.wall_s, "native": self.native_s, "schedule": self.schedule_s, "run": self.run_s}
         stages |= {"sample": self.sample_s, "commit": self.commit_s}
         per_step = {f"{name}_ms": None if s is None else 1e3 * s / self.steps for name, s in stages.items()}
         per_step["outside_native_ms"] = self.outside_native_s and 1e3 * self.outside_native_s / self.steps
         calls = None if self.native_calls is None else self.native_calls / self.steps
-        return per_step | {"native_calls": calls, "outside_native_fraction": self.outside_native_fraction}
+        shares = {name: getattr(self, name) for name in ("outside_native_fraction", "bookkeeping_fraction")}
+        return per_step | {"native_calls": calls} | shares
 
 
 def measure_steps(engine: Engine, ops: Ops, steps: int) -> StepCost:
