@@ -2,7 +2,7 @@
 
 A page is in exactly one state:
 
-    used    references > 0           some sequence reads or writes it (it may be cached as well)
+    used    references > 0           some sequence reads or writes it, or a pin holds it (it may be cached as well)
     idle    references = 0, cached   the prefix tree names it; it can be evicted at any time
     free    references = 0           on the free list
 
@@ -42,16 +42,16 @@ class PagePool:
 
     @property
     def num_idle(self) -> int:
-        """Cached pages that no sequence uses."""
+        """Cached pages that no sequence uses and no pin holds."""
         return self._idle
 
     @property
     def num_used(self) -> int:
-        """Pages that at least one sequence uses."""
+        """Pages that at least one sequence uses or a pin holds."""
         return self.num_pages - len(self._free) - self._idle
 
     def refs(self, page: int) -> int:
-        """How many sequences use the page."""
+        """How many sequences use the page; its pin counts as one."""
         return self._refs[page]
 
     def is_cached(self, page: int) -> bool:
