@@ -18,7 +18,7 @@ from octavo.core.config import (
 from octavo.core.errors import EngineClosedError, RequestError
 from octavo.core.memory import MemoryPlan
 from octavo.core.params import SamplingParams
-from octavo.engine.inputs import ChatTokens, Message, PromptInput
+from octavo.engine.inputs import ChatTokens, Message, Prompt, PromptInput, parse
 from octavo.engine.runner import Runner
 from octavo.engine.sequence import Group
 from octavo.engine.setup import Loaded, Log, Options, load
@@ -243,6 +243,15 @@ class BaseLLM:
             queue_timeout_s=queue_timeout_s,
         )
         return self._engine.prepare(request)
+
+    def _prefix(self, prompt: Prompt) -> tuple[list[int], str | None]:
+        """Token ids and cache_salt of a prompt to be pinned."""
+        inputs = parse(prompt)
+        if len(inputs) != 1:
+            raise RequestError(f"one prompt is pinned at a time, not {len(inputs)}")
+        (each,) = inputs
+        tokenizer = self._open().text.tokenizer
+        return tokenizer.encode(each.text or "") if each.token_ids is None else each.token_ids, each.cache_salt
 
     def _open(self) -> Loaded:
         if self._loaded is None:

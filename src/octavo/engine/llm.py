@@ -134,14 +134,6 @@ class LLM(BaseLLM):
         ids, salt = self._prefix(prompt)
         return self._engine.unpin(ids, salt)
 
-    def _prefix(self, prompt: Prompt) -> tuple[list[int], str | None]:
-        inputs = parse(prompt)
-        if len(inputs) != 1:
-            raise RequestError(f"one prompt is pinned at a time, not {len(inputs)}")
-        (each,) = inputs
-        tokenizer = self._open().text.tokenizer
-        return tokenizer.encode(each.text or "") if each.token_ids is None else each.token_ids, each.cache_salt
-
     def reset_prefix_cache(self) -> int:
         """Forget every cached page that no running request uses; returns how many there were."""
         self._open()
