@@ -54,6 +54,7 @@ def test_a_table_for_people(tiny_gguf: Tiny, capsys: pytest.CaptureFixture[str])
         "f32 25.0 GMAC/s (best 25.0); 3 samples"
     ) in lines
     assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
+    assert lines[-3].endswith("outside native  schedule + commit")
     assert "\x1b" not in output
     assert errors == ""
 

@@ -62,7 +62,10 @@ def test_a_report_has_a_row_for_each_batch(tiny_gguf: Tiny, backend: str) -> Non
         assert 0 < row["prefill_attention_fraction"] < 1
         assert len(row["runs"]) == 2
         assert row["runs"][0]["f32_gmac_s"] == 2e5
-        assert row["split"]["run_ms"] <= row["split"]["step_ms"]
+        split = row["split"]
+        assert split["run_ms"] <= split["step_ms"]
+        both = (split["schedule_ms"] + split["commit_ms"]) / split["step_ms"]
+        assert split["bookkeeping_fraction"] == pytest.approx(both, rel=1e-4)
     # Before the first run and after each of 2 x 2: a sample on either side of every run.
     assert meter.calls == found["host"]["limit_samples"] == 5
     assert len(lines) == 4

@@ -20,9 +20,6 @@ from octavo.measure.workloads import Item
 
 __all__ = ["Client", "Run", "Served", "State", "serve"]
 
-# How long the client sleeps at most when nothing is due: an engine without work is not stepped.
-IDLE_S = 0.05
-
 
 @dataclass
 class Served:
@@ -201,7 +198,7 @@ def serve(
                 reserved += slots
                 requests.append(client.send(due.popleft()))
             if not client.under_way:
-                sleep(min(IDLE_S, due[0].arrival_s - start))
+                sleep(due[0].arrival_s - start)
                 continue
             ended = client.step()
             reserved -= sum(reserve(served.item) for served in ended) if reserve is not None else 0
