@@ -83,10 +83,9 @@ class Loads:
 
     def give_up(self, load: Load) -> bool:
         """End a load early. True: its pages can be used now; False: `reap` will return them."""
-        assert load.future is not None
         load.wanted = False
         self._wanted.remove(load)
-        if load.future.cancel() or load.future.done():
+        if load.future is None or load.future.cancel() or load.future.done():
             return True
         self._given_up.append(load)
         return False
