@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -269,12 +269,14 @@ class GatedStore(DiskStore):
 
 
 @pytest.fixture
-def gated(warm: Path, monkeypatch: pytest.MonkeyPatch) -> TieredCache:
+def gated(warm: Path) -> Iterator[TieredCache]:
+    """A cache with one reading thread, over a GatedStore."""
     here = TieredCache(warm, readers=1)
     here.store.__class__ = GatedStore
     assert isinstance(here.store, GatedStore)
     here.store.gate, here.store.reached = threading.Event(), threading.Event()
-    return here
+    yield here
+    here.store.gate.set()  # or the thread of a failed test would never end
 
 
 def test_waiting_for_pages(gated: TieredCache) -> None:

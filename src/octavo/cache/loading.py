@@ -71,10 +71,12 @@ class Loads:
         """Pages that are being written, or about to be."""
         return sum(len(load.pages) for load in self)
 
-    def start(self, load: Load) -> None:
-        """Start to read; nobody else touches the load's pages from now on."""
+    def start(self, keys: list[PageKey], pages: Sequence[int], tokens: array[int], limit: int) -> Load:
+        """Start to read; nobody else touches these pages from now on."""
+        load = Load(keys, pages, tokens, limit)
         self._wanted.append(load)
-        load.future = self._store.fetch(load.keys, self._places(load))
+        load.future = self._store.fetch(keys, self._places(load))
+        return load
 
     def finish(self, load: Load) -> int:
         """Forget a load that is done; returns how many of its pages came."""

@@ -10,9 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from octavo.cache.loading import Load
 from octavo.cache.radix import Node
+
+if TYPE_CHECKING:
+    from octavo.cache.loading import Load
 
 __all__ = ["CacheUsage", "PageTable"]
 

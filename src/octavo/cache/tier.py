@@ -25,10 +25,8 @@ from octavo.cache.disk_format import PageIdentity, PageKey, as_bytes, page_keys
 from octavo.cache.loading import Loads
 from octavo.cache.radix import Node, RadixTree
 
-__all__ = ["PUMP_BYTES", "Tier"]
+__all__ = ["Tier"]
 
-# What a step gives to the backlog: copied in 0.2 ms, and 2 GB/s of what 1 ms steps compute is more than disks take.
-PUMP_BYTES = 2 << 20
 # When closing: how long one page may wait for room before the writer's state is looked at again.
 _CLOSE_WAIT_S = 60.0
 
