@@ -41,6 +41,8 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     "fastapi": ("server",),
     "starlette": ("server",),
     "uvicorn": ("server",),
+    "httptools": ("server",),
+    "msgspec": ("server",),
     "huggingface_hub": ("formats",),
     "urllib": ("formats",),
     "http": ("formats",),

@@ -31,7 +31,10 @@ class Command:
 
 
 SECTIONS: dict[str, tuple[Command, ...]] = {
-    "Talk to a model": (Command("run", "octavo.cli.run:run", "Answer one prompt, or chat."),),
+    "Talk to a model": (
+        Command("run", "octavo.cli.run:run", "Answer one prompt, or chat."),
+        Command("serve", "octavo.cli.serve:serve", "Serve models over HTTP."),
+    ),
     "Models": (
         Command("pull", "octavo.cli.models:pull", "Download a model."),
         Command("list", "octavo.cli.models:list_models", "List the models on this machine."),

@@ -1,0 +1,1 @@
+"""HTTP: routes that clients of other servers take for the original, over `AsyncLLM`."""

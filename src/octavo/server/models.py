@@ -1,0 +1,239 @@
+"""The models that are served: loaded when they are needed, unloaded when they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from octavo.core.errors import MemoryPlanError, ModelNotFoundError, OctavoError
+from octavo.engine.async_llm import AsyncLLM
+from octavo.server.config import ModelSpec
+from octavo.server.errors import ApiError
+
+__all__ = ["ModelRegistry", "ServedModel", "public_name"]
+
+T = TypeVar("T")
+logger = logging.getLogger("octavo.server")
+
+_MAX_NAME = 256
+_UNTRUE_NAME = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)\.\.?(/|$)|^/|^~")
+
+
+class ServedModel:
+    """One model and its state.
+
+    llm: None while it is not loaded. users: requests that hold it now. expires: when it is unloaded if nobody uses it,
+    by time.monotonic(); None: never. created: when it was put up, seconds since the epoch. error: why it could not be
+    loaded the last time.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.created = int(time.time())
+        self.llm: AsyncLLM | None = None
+        self.loading: asyncio.Task[AsyncLLM] | None = None
+        self.users = 0
+        self.last_used = time.monotonic()
+        self.expires: float | None = None
+        self.error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.names[0]
+
+    @property
+    def engine(self) -> AsyncLLM:
+        """The loaded model, for those who hold it."""
+        assert self.llm is not None, "a model is used without `use`"
+        return self.llm
+
+    @property
+    def state(self) -> str:
+        """loaded, loading, failed or unloaded."""
+        if self.llm is not None:
+            return "loaded"
+        if self.loading is not None:
+            return "loading"
+        return "failed" if self.error else "unloaded"
+
+
+class ModelRegistry:
+    """Models by name. Lives in one event loop.
+
+    keep_alive_s: a model that nobody has used for so long is unloaded, unless a request says otherwise; None: never.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[ModelSpec],
+        *,
+        keep_alive_s: float | None = None,
+        make: Callable[..., AsyncLLM] = AsyncLLM,
+    ) -> None:
+        """make: what loads one; called in a thread with the reference and the options of a spec."""
+        self.keep_alive_s = keep_alive_s
+        self._make = make
+        self.models: list[ServedModel] = []
+        self._by_name: dict[str, ServedModel] = {}
+        self._reaper: asyncio.Task[None] | None = None
+        self._closed = False
+        for spec in specs:
+            self.add(spec)
+
+    def add(self, spec: ModelSpec) -> ServedModel:
+        """Put up one more model; it is loaded when it is first used. Raises ModelNotFoundError: a name is taken."""
+        taken = [name for name in spec.names if name in self._by_name]
+        if taken:
+            raise ModelNotFoundError(f"two models are called {taken[0]!r}; give one another name (NAME=MODEL)")
+        model = ServedModel(spec)
+        self.models.append(model)
+        self._by_name |= dict.fromkeys(spec.names, model)
+        return model
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of a name; the first one for None. Raises ApiError 400 (it can be no name), 404 (not served)."""
+        if name is None:
+            return self.models[0]
+        model = self._by_name.get(name)
+        if model is not None:
+            return model
+        if not name or len(name) > _MAX_NAME or _UNTRUE_NAME.search(name):
+            raise ApiError(400, f"{name[:80]!r} cannot be the name of a model", param="model", code="invalid_model")
+        known = ", ".join(self._by_name)
+        raise ApiError(
+            404, f"no model {name!r} is served here; there is: {known}", param="model", code="model_not_found"
+        )
+
+    @asynccontextmanager
+    async def use(self, name: str | None, keep_alive_s: float | None = None) -> AsyncIterator[ServedModel]:
+        """A loaded model, which stays loaded inside this context. keep_alive_s: how long it stays afterwards, at the
+        least; None: the registry's.
+
+        Raises ApiError (see `find`; 503: it cannot be loaded).
+        """
+        model = self.find(name)
+        model.users += 1
+        try:
+            if model.llm is None:
+                await self.load(model)
+            yield model
+        finally:
+            model.users -= 1
+            self._touch(model, keep_alive_s)
+
+    async def load(self, model: ServedModel) -> AsyncLLM:
+        """Load a model, once for all who wait for it. Raises ApiError 503."""
+        if model.llm is not None:
+            return model.llm
+        if model.loading is None:
+            model.loading = asyncio.create_task(self._load(model))
+        try:
+            return await asyncio.shield(model.loading)
+        except MemoryPlanError as error:
+            raise ApiError(503, f"{model.name} does not fit: {error}", code="out_of_memory", retry_after_s=5) from None
+        except OctavoError:
+            told = f"{model.name} cannot be loaded; the server's log says why"
+            raise ApiError(503, told, code="model_not_loaded", retry_after_s=5) from None
+
+    async def unload(self, model: ServedModel) -> None:
+        """End what still runs on it, and give back its memory."""
+        llm, model.llm, model.expires = model.llm, None, None
+        if llm is not None:
+            await llm.close()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Let what runs on any model end; whether all did in time."""
+        loaded = [model.llm for model in self.models if model.llm is not None]
+        return all(await asyncio.gather(*[llm.drain(timeout_s) for llm in loaded]))
+
+    async def close(self) -> None:
+        """Unload all."""
+        self._closed = True
+        if self._reaper is not None:
+            self._reaper.cancel()
+        await asyncio.gather(*[self.unload(model) for model in self.models])
+
+    async def _load(self, model: ServedModel) -> AsyncLLM:
+        try:
+            while True:
+                try:
+                    llm = await _in_thread(lambda: self._make(model.spec.reference, **model.spec.options))
+                    break
+                except MemoryPlanError:
+                    idle = self._least_used()
+                    if idle is None:
+                        raise
+                    await self.unload(idle)
+        except Exception as error:
+            model.error = str(error)
+            logger.error("%s cannot be loaded: %s", model.name, error)
+            raise
+        finally:
+            model.loading = None
+        model.error = None
+        if self._closed:
+            await llm.close()
+            raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
+        model.llm = llm
+        return llm
+
+    def _least_used(self) -> ServedModel | None:
+        """The loaded model without users that has been idle for longest."""
+        idle = [model for model in self.models if model.llm is not None and not model.users]
+        return min(idle, key=lambda model: model.last_used, default=None)
+
+    def _touch(self, model: ServedModel, keep_alive_s: float | None) -> None:
+        model.last_used = time.monotonic()
+        keep = self.keep_alive_s if keep_alive_s is None else keep_alive_s
+        model.expires = None if keep is None else model.last_used + keep
+        if model.expires is not None and (self._reaper is None or self._reaper.done()):
+            self._reaper = asyncio.create_task(self._reap())
+
+    async def _reap(self) -> None:
+        """Unload models as their time comes; ends when none has one."""
+        while True:
+            due = [model for model in self.models if model.llm is not None and model.expires is not None]
+            if not due:
+                return
+            now = time.monotonic()
+            for model in due:
+                assert model.expires is not None
+                if model.expires <= now and not model.users:
+                    await self.unload(model)
+            times = [model.expires for model in due if model.llm is not None and model.expires is not None]
+            await asyncio.sleep(max(0.05, min(times, default=now) - now))
+
+
+def public_name(reference: str) -> str:
+    """What a model is called if nothing else is said: its reference, or the file's name without folder and ending."""
+    if reference.lower().endswith(".gguf") or reference.startswith(("/", "./", "../", "~")):
+        return Path(reference).name.removesuffix(".gguf").removesuffix(".GGUF")
+    return reference
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Run it in a daemon thread, which a program that ends need not wait for."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(call: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            call(value)
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            loop.call_soon_threadsafe(settle, future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(settle, future.set_result, result)
+
+    threading.Thread(target=run, name="octavo-load", daemon=True).start()
+    return await future
