@@ -470,6 +470,14 @@ def test_a_second_process_reads_and_drops_what_it_cannot_write(warm: Path) -> No
     owner.cache.close()
 
 
+def test_nobody_waits_for_room_where_nothing_is_written(warm: Path) -> None:
+    owner, here = TieredCache(warm), TieredCache(warm)
+    assert owner.store.has_room(PAGE_BYTES, 60)
+    assert not here.store.has_room(PAGE_BYTES, 60)
+    here.cache.close()
+    owner.cache.close()
+
+
 def test_reset_forgets_what_is_on_disk_too(warm: Path) -> None:
     here = TieredCache(warm)
     here.serve(PROMPT)

@@ -163,6 +163,8 @@ class TierMachine(RuleBasedStateMachine):
         loading = sum(len(table.loading.pages) for _, table in self.loading if table.loading is not None)
         assert usage.loading_pages == loading + len(given_up)
         assert usage.disk_tokens <= usage.hit_tokens
+        tier, nodes = self.here.tier, {cache.tree.node_of(page) for page in cache.tree.cached_pages()}
+        assert tier._offered | tier._keys.keys() <= nodes, "evicted pages are remembered"
         stats = self.store.stats()
         assert (stats.corrupt, stats.writes_off) == (0, None)
 
