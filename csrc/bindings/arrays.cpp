@@ -45,6 +45,16 @@ AttentionArgs attention_args(int heads, int kv_heads, double scale, int window, 
           sinks ? sinks->data() : nullptr};
 }
 
+// Whether what follows the first index lies in memory without gaps, in order.
+static bool page_is_dense(const Pages& pages) {
+  int64_t step = 1;
+  for (std::size_t axis = pages.ndim(); axis-- > 1;) {
+    if (pages.shape(axis) != 1 && pages.stride(axis) != step) return false;
+    step *= static_cast<int64_t>(pages.shape(axis));
+  }
+  return pages.shape(0) < 2 || pages.stride(0) >= step;
+}
+
 KvPages kv_pages(const Pages& k, const Pages& v, const std::string& dtype) {
   require(k.ndim() == 5 && v.ndim() == 4 && k.shape(4) == kLanes, "KV arrays do not have the layout of ops/kv.py");
   const KvType type = dtype == "float32" ? KvType::F32 : dtype == "float16" ? KvType::F16 : KvType::BF16;
@@ -53,7 +63,9 @@ KvPages kv_pages(const Pages& k, const Pages& v, const std::string& dtype) {
   require(k.shape(0) == v.shape(0) && k.shape(1) == v.shape(1) && k.shape(2) * kLanes == page && k.shape(3) == dim,
           "K and V pages differ in shape");
   require(dim % 16 == 0 && dim <= 512, "head_dim must be a multiple of 16, at most 512");
-  return {type, k.data(), v.data(), static_cast<int>(page), static_cast<int>(v.shape(1)), static_cast<int>(dim)};
+  require(page_is_dense(k) && page_is_dense(v), "KV pages are not contiguous");
+  require(k.shape(0) < 2 || k.stride(0) == v.stride(0), "K and V pages are not equally far apart");
+  return {type, k.data(), v.data(), k.stride(0), static_cast<int>(page), static_cast<int>(v.shape(1)), static_cast<int>(dim)};
 }
 
 // New tokens [begin, end) of a sequence of `len`: each sees itself and others of them only, at depths that fit.

@@ -21,7 +21,7 @@ using I32x1 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::
 using U64x1 = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using I32x2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Pages = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using Pages = nb::ndarray<nb::device::cpu>;
 
 // All of these throw std::invalid_argument, a ValueError in Python.
 void require(bool ok, const char* what);

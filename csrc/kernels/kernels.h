@@ -80,11 +80,12 @@ struct PanelPair {
 enum class Act : int { None, Silu, GeluTanh };
 enum class KvType : int { F32, F16, BF16 };
 
-// One layer's pages; layouts in ops/kv.py.
+// One layer's pages; layouts in ops/kv.py. stride: numbers from a page to the next.
 struct KvPages {
   KvType type;
   void* k;
   void* v;
+  std::ptrdiff_t stride;
   int page_size;
   int kv_heads;
   int head_dim;

@@ -56,8 +56,8 @@ template <KvType type> struct KvGroup {
 // The group of a head that holds slot `offset` of a page.
 template <KvType type> inline KvGroup<type> group_at(const KvPages& kv, int page, int head, int offset) {
   using Number = typename Stored<type>::Number;
-  const std::ptrdiff_t slots = (static_cast<std::ptrdiff_t>(page) * kv.kv_heads + head) * kv.page_size;
-  const std::ptrdiff_t at = (slots + offset / kLanes * kLanes) * kv.head_dim;
+  const std::ptrdiff_t slots = static_cast<std::ptrdiff_t>(head) * kv.page_size + offset / kLanes * kLanes;
+  const std::ptrdiff_t at = page * kv.stride + slots * kv.head_dim;
   return {static_cast<Number*>(kv.k) + at, static_cast<Number*>(kv.v) + at};
 }
 

@@ -167,7 +167,7 @@ class ModelConfig:
 
     def kv_page_bytes(self, page_size: int, dtype: str) -> int:
         """Bytes of one KV page over all layers."""
-        return KVStore.page_bytes(self.layers, page_size, self.kv_heads, self.head_dim, dtype)
+        return KVStore.page_stride(self.layers, page_size, self.kv_heads, self.head_dim, dtype)
 
 
 def _refuse_unsupported(keys: ModelKeys) -> None:
