@@ -189,7 +189,8 @@ def check_idle(engine: Engine) -> None:
     """No request, no reference, every page free or cached."""
     usage = engine.cache.usage()
     assert not engine.has_work
-    assert usage.used_pages == 0
+    assert usage.used_pages == usage.pinned_pages
     assert usage.cached_pages + usage.free_pages == engine.config.num_pages
-    assert all(engine.cache.pool.refs(page) == 0 for page in range(engine.config.num_pages))
+    pool = engine.cache.pool
+    assert sum(pool.refs(page) for page in range(engine.config.num_pages)) == usage.pinned_pages
     engine.cache.check()

@@ -18,6 +18,7 @@ from octavo.models.architectures import ARCHITECTURES as ROWS
 from octavo.models.config import ModelConfig
 from octavo.models.loader import estimate_weight_bytes, load_model
 from octavo.ops import make_ops
+from octavo.ops.kv import KVStore
 
 Tiny = Callable[..., Path]
 
@@ -44,7 +45,7 @@ def test_sizes(tiny_gguf: Tiny, arch: str) -> None:
     assert config.attention(1).scale == pytest.approx(config.head_dim**-0.5)
     assert config.rope.interleaved == (arch in ("llama", "mistral"))
     assert config.embedding_scale == (8.0 if arch.startswith("gemma") else 1.0)
-    assert config.kv_page_bytes(16, "float16") == 2 * 3 * 16 * config.head_dim * 2
+    assert config.kv_page_bytes(16, "float16") == KVStore.page_stride(3, 16, 1, config.head_dim, "float16")
 
 
 def test_windows(tiny_gguf: Tiny) -> None:

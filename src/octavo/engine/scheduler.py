@@ -43,6 +43,9 @@ __all__ = ["Scheduler", "Slots"]
 _RANK = attrgetter("rank")
 # A chunk of a prompt is never cut shorter for the sake of those that decode, or it would not get on at all.
 _LEAST_CHUNK = 16
+# What was learnt from other steps may be wrong for prompts beside decodes: the first chunk is so long, each later one
+# at most twice the one before.
+_FIRST_CHUNK = 64
 # Steps vary; aiming at this part of the time keeps nearly all of them within it.
 _STALL_AIM = 0.85
 # Chunks after which the prefix tree is told again what a page's context adds to its cost.
@@ -69,6 +72,7 @@ class Scheduler:
         self.plan = StepPlan()  # of the step under way, or the last one
         self.preemptions = self.swaps = self._observed = 0
         self._admission = Admission(self)
+        self._last_chunk = _FIRST_CHUNK // 2  # prompt tokens beside decodes in the last step
         self._steady: SteadyPlan | None = None  # holds as long as nothing but `advance` has happened since it was made
 
     def add(self, sequence: Sequence) -> None:
@@ -198,7 +202,8 @@ class Scheduler:
             for sequence in live:
                 self.release(sequence)
             cache.check()
-            sound = cache.usage().used_pages == 0
+            usage = cache.usage()
+            sound = usage.used_pages == usage.pinned_pages
         except (AssertionError, ValueError):
             sound = False
         if not sound:
@@ -289,10 +294,13 @@ class Scheduler:
         budget = self._budget(plan, prompts)
         if self.waiting:
             self._admission.admit(plan, budget, prompts)
+        decodes, before = len(plan.sequences), plan.num_tokens
         for sequence, count in share(budget, prompts).items():
             count = min(count, self._rows_left(sequence, plan))
             if count > 0:
                 plan.add(sequence, count)
+        beside = plan.num_tokens - before if decodes else 0
+        self._last_chunk = max(_FIRST_CHUNK // 2, beside)
 
     def _budget(self, plan: StepPlan, prompts: list[Sequence]) -> int:
         """Prompt tokens of this step."""
@@ -307,7 +315,7 @@ class Scheduler:
             context=max((s.computed for s in prompts), default=0),
             most=most,
         )
-        return max(_LEAST_CHUNK, fits)
+        return max(_LEAST_CHUNK, min(fits, 2 * self._last_chunk))
 
     def _rows_left(self, sequence: Sequence, plan: StepPlan) -> int:
         """How many tokens of a prompt fit into what is left of the step's rows of logits."""

@@ -21,10 +21,10 @@ __all__ = ["KV_DTYPES", "LANES", "KVStore"]
 
 LANES = 16
 _ALIGNMENT = 4096
-# Pages start at addresses that differ in their lower 16 bits, or those of one layer would share a quarter of the cache
-# sets; 65 lines of 64 bytes.
-_PAD_BYTES = 65 * 64
-_SETS_BYTES = 1 << 16
+# Pages are an odd number of lines of 64 bytes apart, so that those of one layer start in all sets of the caches; with
+# the powers of two that sizes are made of, they would share a few of them. 65 lines more than a multiple of 128.
+_LINES_APART = 65 * 64
+_OF_LINES = 128 * 64
 KV_DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Storage dtype -> bytes per number."""
 
@@ -58,10 +58,8 @@ class KVStore:
     @staticmethod
     def page_stride(layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: str) -> int:
         """Bytes of memory that a page takes, up to the start of the next."""
-        stride = KVStore.page_bytes(layers, page_size, kv_heads, head_dim, dtype)
-        while min(stride % _SETS_BYTES, -stride % _SETS_BYTES) < _PAD_BYTES:
-            stride += _PAD_BYTES
-        return stride
+        size = KVStore.page_bytes(layers, page_size, kv_heads, head_dim, dtype)
+        return size + (_LINES_APART - size) % _OF_LINES
 
     @property
     def nbytes(self) -> int:
