@@ -55,9 +55,20 @@ def test_the_source_of_a_copy_is_not_used_for_anything_else_before_the_copy() ->
     assert table is not None
     assert table.copy is not None
     assert cache.begin(tokens_of(*range(10, 22)), limit=0) is None
+    source, _ = table.copy
     cache.copies_done()
     assert cache.begin(tokens_of(*range(10, 22)), limit=0) is not None
-    assert cache.tree.node_of(table.copy[0]) is None
+    assert cache.tree.node_of(source) is None
+
+
+def test_a_table_that_is_freed_before_its_copy_lets_the_source_go() -> None:
+    cache = CacheManager(5, SIZE)
+    cache.free(run(cache, tokens_of(*range(12))))
+    table = cache.begin(tokens_of(0, 1, 2, 3, 4, 5, 9, 9), limit=7)
+    assert table is not None
+    assert table.copy is not None
+    cache.free(table)
+    assert cache.begin(tokens_of(*range(20, 40)), limit=0) is not None
 
 
 def test_gives_up_a_copy_rather_than_a_place() -> None:

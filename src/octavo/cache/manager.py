@@ -45,7 +45,7 @@ class CacheManager:
         self.tree = RadixTree(self.pool, page_size)
         self.pins = Pins(self.tree)
         self._explainer = Explainer(self.tree)
-        self._copy_sources: list[int] = []
+        self._copying: list[PageTable] = []
         self.tier = tier
         self.fetch_worthwhile: Callable[[int, int], bool] = lambda tokens, disk_bytes: True
         self._queried = self._hits = self._evicted = self._from_disk = 0
@@ -130,14 +130,13 @@ class CacheManager:
 
     def copies_done(self) -> None:
         """The copies of all tables made so far have been carried out, or will never be."""
-        if self._copy_sources:
-            sources, self._copy_sources = self._copy_sources, []
-            self._let_go(sources)
+        for table in list(self._copying):
+            self.cancel_copy(table)
 
     def cancel_copy(self, table: PageTable) -> None:
-        """The page that was to be copied has got its contents otherwise."""
+        """The page that was to be copied has got its contents otherwise, or has been given up."""
         if table.copy is not None:
-            self._copy_sources.remove(table.copy[0])
+            self._copying = [other for other in self._copying if other is not table]
             self._let_go([table.copy[0]])
             table.copy = None
 
@@ -187,10 +186,11 @@ class CacheManager:
             self.tier.offer(self._node(page) for page in table.pages[: table.published])
             if table.loading is not None and not self.tier.loads.give_up(table.loading):
                 del table.pages[table.published : table.published + len(table.loading.pages)]
+        self.cancel_copy(table)
         self._let_go(table.pages)
         del table.pages[:]
         table.cached = table.published = table.disk = 0
-        table.copy = table.cursor = table.loading = None
+        table.cursor = table.loading = None
 
     def next_page_key(self, table: PageTable, tokens: array[int], computed: int) -> tuple[int, bytes] | None:
         """Identity of the full page that holds token `computed`: equal for two sequences that would compute the same.
@@ -394,7 +394,7 @@ class CacheManager:
     def _plan_copy(self, table: PageTable, partial: tuple[int, int]) -> None:
         """Take the start of a cached page, on which a reference has been taken, into the table's first own page."""
         source, count = partial
-        self._copy_sources.append(source)
+        self._copying.append(table)
         table.copy = (source, table.pages[table.cached // self.page_size])
         table.cached += count
 
