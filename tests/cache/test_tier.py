@@ -136,28 +136,18 @@ def test_two_loads_of_the_same_pages_end_with_one_of_each(warm: Path) -> None:
 
 def test_what_others_have_computed_meanwhile_is_taken_too(warm: Path) -> None:
     here = TieredCache(warm, stepped=True)
-    short = PROMPT[:9] + tokens_of(0, 0, 0, 0)
-    table = here.begin(short)
-    assert table is not None
-    assert here.tier.loads.num_pages == 2
-    other = here.run(PROMPT[:9] + tokens_of(0, 0, 7), fetch=False)
-    stepped(here).finish()
-    assert here.cache.poll(table)
-    assert (table.cached, table.disk) == (11, 8)
-    assert table.copy == (other.pages[2], table.pages[2])
-    here.copy(table)
-    here.compute(table, short)
-    here.cache.free(table)
+    (path,) = (p for p in files_below(warm) if p.name.startswith(KEYS[1].digest.hex()))
+    path.unlink()
     table = here.begin(PROMPT)
     assert table is not None
-    assert here.tier.loads.num_pages == 2
-    whole = here.run(PROMPT, fetch=False)
+    other = here.run(PROMPT[:14] + tokens_of(0, 0, 0), fetch=False)
     stepped(here).finish()
     assert here.cache.poll(table)
-    assert table.pages[:4] == whole.pages[:4]
-    assert table.cached == 16
-    for each in (table, other, whole):
-        here.cache.free(each)
+    assert table.pages[:3] == other.pages[:3]
+    assert (table.cached, table.disk, table.copy) == (12, 4, None)
+    here.compute(table, PROMPT)
+    here.cache.free(table)
+    here.cache.free(other)
     here.check_idle()
     here.cache.close()
 

@@ -83,7 +83,6 @@ class TierMachine(RuleBasedStateMachine):
             if self.here.cache.poll(table):
                 self.seen["loaded"] += table.disk > 0
                 self.seen["both from RAM and from disk"] += table.cached > table.disk > 0
-                self.here.copy(table)
                 self.here.compute(table, tokens)
                 self.loading.remove(each)
                 self.live.append(each)

@@ -123,7 +123,6 @@ class TieredCache:
         """Wait for what a table loads."""
         while not self.cache.poll(table):
             self.cache.wait([table], 60)
-        self.copy(table)
 
     def run(self, tokens: array[int], namespace: Hashable = None, **options: Any) -> PageTable:
         """A sequence with all its pages: cached ones checked, the rest computed and published."""

@@ -258,8 +258,9 @@ class CacheManager:
     def poll(self, table: PageTable) -> bool:
         """Whether a table can be computed on: True once nothing is loading (any more).
 
-        What came from disk is published and counts as cached, with whatever else has been cached by now; table.copy may
-        be set. Where less came than was asked for, the rest is to be computed.
+        What came from disk is published and counts as cached, with the full pages that have been cached since. Where less
+        came than was asked for, the rest is to be computed. No copy is planned: the table may be freed again before the
+        step that would make it.
         """
         load = table.loading
         if load is None:
@@ -379,7 +380,7 @@ class CacheManager:
         table.loading = self.tier.loads.start(keys, table.pages[first : first + len(keys)], tokens, limit)
 
     def _take_cached(self, table: PageTable, tokens: array[int], limit: int) -> None:
-        """Change from pages of its own to those that have been cached since the table was made."""
+        """Change from full pages of its own to those that have been cached since the table was made."""
         match = self.tree.match(tokens[:limit], table.namespace)
         for index in range(table.published, len(match.nodes)):
             node = match.nodes[index]
@@ -387,9 +388,6 @@ class CacheManager:
             self.pool.decref(table.pages[index])
             table.pages[index], table.cursor = node.page, node
         table.published, table.cached = len(match.nodes), match.tokens
-        if match.partial is not None:
-            self.pool.incref(match.partial[0])
-            self._plan_copy(table, match.partial)
 
     def _plan_copy(self, table: PageTable, partial: tuple[int, int]) -> None:
         """Take the start of a cached page, on which a reference has been taken, into the table's first own page."""
