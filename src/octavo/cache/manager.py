@@ -258,9 +258,9 @@ class CacheManager:
     def poll(self, table: PageTable) -> bool:
         """Whether a table can be computed on: True once nothing is loading (any more).
 
-        What came from disk is published and counts as cached, with the full pages that have been cached since. Where less
-        came than was asked for, the rest is to be computed. No copy is planned: the table may be freed again before the
-        step that would make it.
+        What came from disk is published and counts as cached, with the full pages that have been cached since. Where
+        less came than was asked for, the rest is to be computed. No copy is planned: the table may be freed again before
+        the step that would make it.
         """
         load = table.loading
         if load is None:
