@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     )
     from octavo.core.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.core.params import SamplingParams
+    from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.llm import LLM
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
     "ContextLengthError",
@@ -57,6 +59,7 @@ __all__ = [
 
 _PLACES = {
     "LLM": "octavo.engine.llm",
+    "AsyncLLM": "octavo.engine.async_llm",
     "SamplingParams": "octavo.core.params",
     "CompletionOutput": "octavo.core.outputs",
     "Logprob": "octavo.core.outputs",
