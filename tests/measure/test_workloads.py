@@ -33,6 +33,7 @@ def test_no_quantity_disturbs_another() -> None:
     assert {item.priority for item in plain} == {0}
     longer = replace(BASE, prompt=Fixed(9)).items(1000)
     assert [item.output_tokens for item in longer] == [item.output_tokens for item in plain]
+    assert replace(BASE, prompt=Uniform(9, 9)).items(1000) == longer
 
 
 def test_a_prefix_comes_before_own_tokens() -> None:
