@@ -287,6 +287,7 @@ def test_waiting_for_pages(gated: TieredCache) -> None:
     store.gate.set()
     assert cache.settle()
     assert not cache.settle()
+    assert store.stats().hits == 1, "it ended with the page that was being read"
     gated.check_idle()
     cache.close()
 

@@ -57,6 +57,7 @@ class DiskStore:
     directory: made if it is not there. Where another process writes in it, or it cannot be written, the store serves
     what it finds and takes no pages. queue_bytes: copies of pages that may wait for the disk. readers: threads that
     serve `fetch`. Every method may be called from any thread. Opening lists the directory; it reads no page.
+    writes_off: why nothing is written, or None.
 
     Raises:
         ConfigError: a value is impossible, or the directory cannot be used at all.
@@ -75,7 +76,7 @@ class DiskStore:
         except BaseException:
             self._files.close()
             raise
-        self._writes_off = self._files.read_only
+        self.writes_off = self._files.read_only
         self._stamp = max((entry.stamp for entry in self._index), default=0)
         self._queue: deque[_Queued] = deque()
         self._queued: dict[bytes, _Queued] = {}
@@ -88,7 +89,7 @@ class DiskStore:
         self._state = threading.Condition()
         self._disk = threading.Lock()
         self._scratch = threading.local()
-        if self._writes_off is None:
+        if self.writes_off is None:
             self._trim()
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="octavo-kv-read")
         self._writer = threading.Thread(target=self._write_loop, name="octavo-kv-write", daemon=True)
@@ -118,7 +119,7 @@ class DiskStore:
             if key.digest in self._queued:
                 return True
             if (
-                self._writes_off
+                self.writes_off
                 or not self._fits(page_bytes)
                 or disk_bytes(record_bytes(key, page_bytes)) > self.max_bytes
             ):
@@ -188,8 +189,8 @@ class DiskStore:
     def has_room(self, page_bytes: int, wait_s: float = 0.0) -> bool:
         """Whether `put` would queue a page of that size, now or within `wait_s` seconds."""
         with self._state:
-            self._state.wait_for(lambda: self._writes_off is not None or self._fits(page_bytes), wait_s)
-            return self._writes_off is None and self._fits(page_bytes)
+            self._state.wait_for(lambda: self.writes_off is not None or self._fits(page_bytes), wait_s)
+            return self.writes_off is None and self._fits(page_bytes)
 
     def flush(self) -> None:
         """Wait until every page that was put before is written or given up."""
@@ -211,7 +212,7 @@ class DiskStore:
                 evictions=self._evictions,
                 corrupt=self._corrupt,
                 dropped=self._dropped,
-                writes_off=self._writes_off,
+                writes_off=self.writes_off,
             )
 
     def close(self) -> None:
@@ -231,11 +232,6 @@ class DiskStore:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the disk store is closed")
-
-    @property
-    def writes_off(self) -> str | None:
-        """Why nothing is written, or None."""
-        return self._writes_off
 
     def _fits(self, page_bytes: int) -> bool:
         """Whether the queue has room, under the lock. A page that is larger than the queue passes alone."""
@@ -351,7 +347,7 @@ class DiskStore:
         with self._state:
             if not self._wanted(item):
                 return
-            if self._writes_off:
+            if self.writes_off:
                 self._dropped += 1
                 return
             stamp = self._next_stamp()
@@ -395,10 +391,10 @@ class DiskStore:
     def _turn_off(self, error: Exception) -> None:
         """Nothing is written from now on; said once. What is on disk is still served."""
         with self._state:
-            if self._writes_off is None:
+            if self.writes_off is None:
                 full = isinstance(error, OSError) and error.errno in _FULL
-                self._writes_off = "the disk is full" if full else f"writing failed ({error})"
-                logger.error("prefix_cache_dir %s: no more pages are written: %s", self._files.path, self._writes_off)
+                self.writes_off = "the disk is full" if full else f"writing failed ({error})"
+                logger.error("prefix_cache_dir %s: no more pages are written: %s", self._files.path, self.writes_off)
 
     def _trim(self) -> None:
         """A cap below what is there: pages used last stay."""

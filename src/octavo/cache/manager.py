@@ -259,8 +259,8 @@ class CacheManager:
         """Whether a table can be computed on: True once nothing is loading (any more).
 
         What came from disk is published and counts as cached, with the full pages that have been cached since. Where
-        less came than was asked for, the rest is to be computed. No copy is planned: the table may be freed again before
-        the step that would make it.
+        less came than was asked for, the rest is to be computed. No copy is planned: the table may be freed before the
+        step that would make it.
         """
         load = table.loading
         if load is None:
