@@ -16,13 +16,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from octavo.core.errors import RequestError
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.errors import EngineClosedError, RequestError
 from octavo.core.params import SamplingParams
 from octavo.engine.base import BaseLLM
+from octavo.engine.embedding import Embedder, Pooling
 from octavo.engine.health import DEFAULT_STALL_AFTER_S, Health
 from octavo.engine.inputs import Message, Prompt, PromptInput, pair_params, parse
 from octavo.engine.loop import EngineLoop
@@ -64,6 +69,7 @@ class AsyncLLM(BaseLLM):
 
     def _start(self) -> None:
         self._loop = EngineLoop(self._engine)
+        self._embedder: Embedder | None = None
 
     def generate(
         self,
@@ -138,6 +144,24 @@ class AsyncLLM(BaseLLM):
             output_kind=output_kind,
         )
 
+    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Pooling = "mean") -> list[NDArray[np.float32]]:
+        """Texts, as token ids, as vectors f32 [H] of length 1: what the last layer makes of them (engine/embedding.py).
+
+        pooling: "mean" of all tokens, or "last". Computed between the steps of requests that run; giving up ends it.
+        Raises RequestError, ContextLengthError: before anything is computed; EngineClosedError.
+        """
+        loaded = self._open()
+        if self._embedder is None:
+            self._embedder = Embedder(self._engine, loaded.model, loaded.kv)
+        job = self._embedder.job(prompts, pooling)
+        try:
+            while not await _done(self._loop.call(lambda engine: job.advance())):
+                pass
+        finally:
+            with suppress(EngineClosedError):
+                self._loop.call(lambda engine: job.close())
+        return job.results
+
     async def abort(self, request_id: str) -> bool:
         """End a request; its stream ends with finish_reason "abort". False if no request of that id runs or waits.
 
@@ -189,6 +213,7 @@ class AsyncLLM(BaseLLM):
         self._loop.stop()
         await _done(self._loop.ended)
         self._loop.join()
+        self._embedder = None
         self._release()
 
 
