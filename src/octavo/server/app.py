@@ -84,7 +84,7 @@ class App:
         if origin is not None:
             call.extra_headers += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
         if not (preflight or (endpoint is not None and endpoint.public)):
-            check_key(call.headers, config.api_keys)
+            call.owner = check_key(call.headers, config.api_keys)
 
     def _match(self, path: str) -> tuple[str | None, dict[str, str]]:
         if path in self._routes:

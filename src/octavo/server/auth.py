@@ -13,17 +13,20 @@ __all__ = ["LOOPBACK", "check_key", "check_place"]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def check_key(headers: Mapping[str, str], keys: tuple[str, ...]) -> None:
-    """Raises ApiError 401 unless one of the keys came as a bearer token or in x-api-key, as Anthropic's clients send
-    it. All keys are compared, each in constant time."""
+def check_key(headers: Mapping[str, str], keys: tuple[str, ...]) -> str:
+    """The key that came, as a bearer token or in x-api-key, as Anthropic's clients send it; "" if none is needed.
+
+    All keys are compared, each in constant time. Raises ApiError 401.
+    """
     if not keys:
-        return
+        return ""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     fits = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
     if not any(fits):
         told = "wrong API key" if given else "no API key"
         raise ApiError(401, f"{told}; send it in the header Authorization: Bearer KEY", code="invalid_api_key")
+    return given
 
 
 def check_place(headers: Mapping[str, str], config: ServerConfig) -> str | None:

@@ -39,10 +39,14 @@ class Work:
 
 
 class Generation:
-    """Prompts that have been queued together. What has not ended when their HTTP request does is ended."""
+    """Prompts that have been queued together. What has not ended when their HTTP request does is ended.
 
-    def __init__(self, streams: Sequence[RequestStream], record: Record) -> None:
-        self._streams, self._record = streams, record
+    cancelled: whether `cancel` has been called.
+    """
+
+    def __init__(self, llm: AsyncLLM, streams: Sequence[RequestStream], record: Record) -> None:
+        self._llm, self._streams, self._record = llm, streams, record
+        self.cancelled = False
 
     @classmethod
     def start(cls, call: Call, llm: AsyncLLM, work: Work, kind: OutputKind) -> Generation:
@@ -61,7 +65,14 @@ class Generation:
             call.stack.push_async_callback(stream.aclose)
             streams.append(stream)
         record.prompt_tokens += sum(map(len, work.prompts))
-        return cls(streams, record)
+        return cls(llm, streams, record)
+
+    async def cancel(self) -> bool:
+        """End it from outside: whoever reads it gets ApiError 409. False if all of it had ended already."""
+        self.cancelled = True
+        ended = [await self._llm.abort(stream.request_id) for stream in self._streams]
+        self.cancelled = any(ended)
+        return self.cancelled
 
     async def whole(self) -> list[RequestOutput]:
         """The end of each prompt. Raises ApiError if one fails."""
@@ -81,17 +92,18 @@ class Generation:
         record.outputs.append(output)
         record.cached_tokens += output.metrics.cached_prompt_tokens
         if output.error is not None or any(each.finish_reason == "abort" for each in output.outputs):
-            raise _failure(output)
+            raise self._failure(output)
 
-
-def _failure(output: RequestOutput) -> ApiError:
-    reasons = {each.finish_reason for each in output.outputs}
-    if "timeout" in reasons:
-        return ApiError(503, output.error or "", code="queue_timeout", retry_after_s=RETRY_AFTER_S)
-    if "error" in reasons:
-        logger.error("request %s failed: %s", output.request_id, output.error)
-        return ApiError(500, "the engine failed on this request; the server's log says why", code="engine_error")
-    return ApiError(503, "the server has ended this request", code="aborted", retry_after_s=RETRY_AFTER_S)
+    def _failure(self, output: RequestOutput) -> ApiError:
+        reasons = {each.finish_reason for each in output.outputs}
+        if "timeout" in reasons:
+            return ApiError(503, output.error or "", code="queue_timeout", retry_after_s=RETRY_AFTER_S)
+        if "error" in reasons:
+            logger.error("request %s failed: %s", output.request_id, output.error)
+            return ApiError(500, "the engine failed on this request; the server's log says why", code="engine_error")
+        if self.cancelled:
+            return ApiError(409, "this response has been cancelled", code="cancelled")
+        return ApiError(503, "the server has ended this request", code="aborted", retry_after_s=RETRY_AFTER_S)
 
 
 async def _single(stream: RequestStream) -> AsyncIterator[State]:

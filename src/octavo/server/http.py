@@ -38,8 +38,9 @@ EVENTS = "text/event-stream"
 class Call:
     """A request on its way.
 
-    headers: names in lower case. path: what the pattern's parts in braces matched. stack: is left when the request has
-    been answered or given up; what must end with it is pushed there. extra_headers: of the answer, whatever it is.
+    owner: the API key that it came with, or "". headers: names in lower case. path: what the pattern's parts in braces
+    matched. stack: is left when the request has been answered or given up; what must end with it is pushed there.
+    extra_headers: of the answer, whatever it is.
     """
 
     service: Service
@@ -47,6 +48,7 @@ class Call:
     path: Mapping[str, str]
     query: str
     record: Record
+    owner: str = ""
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 from octavo.server.config import ServerConfig
 from octavo.server.models import ModelRegistry
+from octavo.server.openai.response_store import ResponseStore
 from octavo.server.record import Observer, Record
 
 __all__ = ["Service"]
@@ -17,11 +18,13 @@ class Service:
     """The server behind its routes. Lives in one event loop.
 
     observers: told each request that has ended. active: those under way. draining: no new work is taken.
+    responses: of the Responses API.
     """
 
     def __init__(self, config: ServerConfig, registry: ModelRegistry) -> None:
         self.config = config
         self.registry = registry
+        self.responses = ResponseStore(config.max_stored_responses)
         self.observers: list[Observer] = []
         self.active: dict[str, Record] = {}
         self.answered: Counter[int] = Counter()

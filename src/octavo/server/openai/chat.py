@@ -15,6 +15,7 @@ from octavo.server.generation import Generation, State, Work
 from octavo.server.http import Call, Refusal, Reply, Stream
 from octavo.server.openai import stream_error
 from octavo.server.openai.ending import ending
+from octavo.server.openai.fields import StreamOptions, Usage
 from octavo.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.openai.prompts import encode_messages, refuse_request_template
 from octavo.server.openai.sampling import REFUSED, check_salt, sampling_params
@@ -27,8 +28,6 @@ from octavo.server.openai.schema import (
     ChatRequest,
     Delta,
     ResponseMessage,
-    StreamOptions,
-    Usage,
 )
 from octavo.server.openai.usage import Tally, usage_of
 from octavo.server.sse import DONE, event

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from octavo.core.outputs import Logprob, TokenLogprobs
 from octavo.formats.tokenizer import Tokenizer
-from octavo.server.openai.schema import ChatLogprobs, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
+from octavo.server.openai.schema import (
+    ChatLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TextLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
 
-__all__ = ["LEAST", "chat_logprobs", "prompt_logprobs"]
+__all__ = ["LEAST", "TextLogprobsBuilder", "chat_logprobs", "prompt_logprobs"]
 
 LEAST = -9999.0
 """JSON has no minus infinity; vLLM writes this."""
@@ -37,6 +45,53 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
         }
         for entry in entries
     ]
+
+
+class TextLogprobsBuilder:
+    """The shape of text completions for one choice, piece by piece. top: most likely tokens that are listed."""
+
+    def __init__(self, top: int, tokenizer: Tokenizer) -> None:
+        self._top, self._tokenizer = top, tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+        self._at_start = True
+        self._made = TextLogprobs([], [], [], [])
+
+    def add_prompt(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> None:
+        """The echoed prompt: its first token has no log-probability."""
+        for token, entry in zip(ids, entries, strict=True):
+            self._add(token, entry)
+
+    def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> None:
+        """Generated tokens."""
+        for token, entry in zip(ids, entries, strict=True):
+            self._add(token, entry)
+
+    def take(self) -> TextLogprobs:
+        """What has been added since it was last called."""
+        made, self._made = self._made, TextLogprobs([], [], [], [])
+        return made
+
+    def _add(self, token: int, entry: TokenLogprobs | None) -> None:
+        made, tokenizer = self._made, self._tokenizer
+        known = token < tokenizer.vocab_size
+        piece = tokenizer.piece(token, at_start=self._at_start) if known else b""
+        shown = entry[token].decoded_token if entry else piece.decode("utf-8", "replace")
+        made.tokens.append(shown)
+        made.text_offset.append(self._offset)
+        made.token_logprobs.append(None if entry is None else max(entry[token].logprob, LEAST))
+        made.top_logprobs.append(None if entry is None else self._ranked(entry))
+        if known and not tokenizer.is_special(token):
+            self._offset += len(self._characters.decode(piece))
+            self._at_start = False
+
+    def _ranked(self, entry: TokenLogprobs) -> dict[str, float]:
+        """Of tokens that are spelled alike, the likeliest."""
+        best: dict[str, float] = {}
+        for each in sorted(entry.values(), key=lambda each: each.rank):
+            if each.rank <= self._top:
+                best.setdefault(each.decoded_token, max(each.logprob, LEAST))
+        return best
 
 
 def _one(token: int, each: Logprob, tokenizer: Tokenizer) -> TopLogprob:

@@ -1,10 +1,10 @@
-"""Chat messages into token ids."""
+"""Chat messages and prompts into token ids."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,14 @@ from octavo.server.errors import ApiError
 from octavo.server.generation import off_loop
 from octavo.server.openai.schema import ChatMessage
 
-__all__ = ["encode_messages", "refuse_request_template"]
+__all__ = ["TokenPrompt", "encode_messages", "encode_prompts", "refuse_request_template"]
+
+
+class TokenPrompt(NamedTuple):
+    """text: None where ids were given."""
+
+    ids: list[int]
+    text: str | None
 
 
 async def encode_messages(
@@ -48,6 +55,41 @@ async def encode_messages(
         return ids if continue_final_message else ChatTokens(ids)
 
     return await off_loop(sum(_size(message) for message in messages), encode)
+
+
+async def encode_prompts(
+    llm: AsyncLLM, prompt: Any, most: int, *, name: str = "prompt", add_special_tokens: bool = True
+) -> list[TokenPrompt]:
+    """One prompt or several, each text or token ids. most: so many are possible. name: of the field.
+
+    Raises ApiError: an empty one, too many, or a mixture; RequestError: a text that cannot be encoded.
+    """
+    several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+    given = prompt if several else [prompt]
+    if not given or any(not each for each in given if not isinstance(each, int)):
+        raise ApiError(400, f"{name} is empty; it needs text or token ids", param=name, code="invalid_value")
+    if len(given) > most:
+        told = f"{name} holds {len(given)} prompts, and {most} are possible (times n); send fewer at once"
+        raise ApiError(400, told, param=name, code="invalid_value")
+    if any(isinstance(each, int) for each in given) or not (
+        all(isinstance(each, str) for each in given) or all(_are_ids(each) for each in given)
+    ):
+        told = f"{name} must be text, token ids, or a list of texts or of lists of token ids, not a mixture"
+        raise ApiError(400, told, param=name, code="invalid_value")
+
+    def encode() -> list[TokenPrompt]:
+        return [
+            TokenPrompt(llm.tokenizer.encode(each, add_special_tokens=add_special_tokens), each)
+            if isinstance(each, str)
+            else TokenPrompt(each, None)
+            for each in given
+        ]
+
+    return await off_loop(sum(len(each) for each in given if isinstance(each, str)), encode)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, int) for each in value)
 
 
 def refuse_request_template(allowed: bool, chat_template: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from octavo.core.params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.http import Refusal
-from octavo.server.openai.schema import Generated
+from octavo.server.openai.fields import Sampled
 
 __all__ = ["REFUSED", "check_salt", "sampling_params"]
 
@@ -43,12 +43,12 @@ REFUSED: dict[str, Refusal] = {
 """Fields of both kinds of completions that clients of OpenAI and vLLM know and this version does not have."""
 
 
-def sampling_params(body: Generated, *, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
+def sampling_params(body: Sampled, *, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
     """What the body asks for; fields that it leaves out have OpenAI's defaults. more: go before the body's fields.
 
     Raises InvalidParameterError.
     """
-    given = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
+    given = {name: value for name in _SAME_NAMES if (value := getattr(body, name, None)) is not None}
     if body.logit_bias:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     return SamplingParams(**{**given, "max_tokens": max_tokens, "logprobs": logprobs, **more})

@@ -4,78 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from octavo.server.openai.ending import Ending
+from octavo.server.openai.fields import Count, Generated, Logprobs, Usage, limited
 
 __all__ = [
     "ChatChoice",
     "ChatChunk",
     "ChatChunkChoice",
     "ChatCompletion",
+    "ChatLogprobs",
     "ChatMessage",
     "ChatRequest",
+    "Completion",
+    "CompletionRequest",
     "Delta",
-    "Generated",
-    "PromptDetails",
-    "StreamOptions",
+    "FunctionCall",
+    "PromptLogprob",
+    "PromptLogprobs",
+    "Prompts",
+    "ResponseFormat",
+    "ResponseMessage",
+    "TextChoice",
+    "TextLogprobs",
     "TextPart",
-    "Usage",
+    "TokenLogprob",
+    "ToolCall",
+    "TopLogprob",
 ]
-
-
-def _range(low: float | None = None, high: float | None = None, **more: Any) -> Meta:
-    """Limits that SamplingParams checks, for the description alone: its messages say more than a decoder's would."""
-    limits = {"minimum": low, "maximum": high, **more}
-    return Meta(extra_json_schema={name: value for name, value in limits.items() if value is not None})
-
-
-Temperature = Annotated[float, _range(0, 100)]
-Share = Annotated[float, _range(0, 1)]
-Penalty = Annotated[float, _range(-2, 2)]
-Count = Annotated[int, _range(1, 2**31 - 1)]
-Seed = Annotated[int, _range(-(2**63), 2**64 - 1)]
-Logprobs = Annotated[int, _range(0, 20)]
-Bias = Annotated[dict[str, Annotated[float, _range(-100, 100)]], _range(maxProperties=1024)]
-StopText = Annotated[str, _range(minLength=1)]
-Salt = Annotated[str, _range(minLength=1, maxLength=1024)]
-
-
-class StreamOptions(Struct, forbid_unknown_fields=True):
-    """include_usage: a last chunk with the counts. continuous_usage_stats: counts in every chunk."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class Generated(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that chat and text completions share; null is the same as left out."""
-
-    model: str | None = None
-    max_tokens: Count | None = None
-    n: Annotated[int, _range(1, 128)] | None = None
-    temperature: Temperature | None = None
-    top_p: Annotated[float, _range(0, 1, exclusiveMinimum=0)] | None = None
-    top_k: Annotated[int, _range(-1, 2**31 - 1)] | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, _range(None, 100, exclusiveMinimum=0)] | None = None
-    seed: Seed | None = None
-    stop: StopText | Annotated[list[StopText], _range(maxItems=16)] | None = None
-    stop_token_ids: list[Annotated[int, _range(0, 2**31 - 1)]] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, _range(0, 2**31 - 1)] | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: Bias | None = None
-    prompt_logprobs: Logprobs | None = None
-    return_token_ids: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    priority: Annotated[int, _range(-(2**31), 2**31 - 1)] | None = None
-    cache_salt: Salt | None = None
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -112,8 +69,22 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
     type: Literal["text"]
 
 
+Prompts = str | Annotated[list[str | Annotated[list[int], limited(minItems=1)] | int], limited(minItems=1)]
+"""Text, token ids, or a list of texts or of lists of ids; not a mixture."""
+
+
+class CompletionRequest(Generated, kw_only=True, forbid_unknown_fields=True):
+    """best_of: so many are made and the n of the highest log-probability per token returned."""
+
+    prompt: Prompts
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, limited(1, 128)] | None = None
+    add_special_tokens: bool | None = None
+
+
 class ChatRequest(Generated, kw_only=True, forbid_unknown_fields=True):
-    messages: Annotated[list[ChatMessage], _range(minItems=1)]
+    messages: Annotated[list[ChatMessage], limited(minItems=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
@@ -123,17 +94,6 @@ class ChatRequest(Generated, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-class PromptDetails(Struct):
-    cached_tokens: int
-
-
-class Usage(Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
 
 
 class TopLogprob(Struct):
@@ -188,6 +148,37 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextLogprobs(Struct):
+    """Of each token: its text, log-probability, the most likely ones by their text, and where it starts in the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: Ending | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(Struct, kw_only=True):
+    """Whole, or a chunk of a stream; then usage is there if it was asked for."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
 
 
 class Delta(Struct, omit_defaults=True):
