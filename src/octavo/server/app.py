@@ -11,15 +11,18 @@ from octavo.server.errors import ApiError, Dialect, Problem
 from octavo.server.http import Call, Endpoint, Receive, Send, new_record, send_problem
 from octavo.server.openai import OPENAI
 from octavo.server.openai.routes import openai_routes
+from octavo.server.openapi import description_route
 from octavo.server.service import Service
-from octavo.server.system import system_routes
+from octavo.server.system import octavo_version, system_routes
 
 __all__ = ["App", "create_app"]
 
 
 def create_app(service: Service) -> App:
     """The application with all APIs."""
-    return App(service, [*system_routes(), *openai_routes()])
+    endpoints = [*system_routes(), *openai_routes()]
+    description = description_route(endpoints, title="Octavo", version=octavo_version())
+    return App(service, [*endpoints, description])
 
 
 class App:

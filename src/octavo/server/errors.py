@@ -75,11 +75,12 @@ class ApiError(OctavoError):
 class Dialect:
     """How an API spells a problem.
 
-    body: what is sent as JSON. status: where it differs from the problem's.
+    body: what is sent as JSON. type: of that, for the API's description. status: where it differs from the problem's.
     """
 
     name: str
     body: Callable[[Problem], Any]
+    type: Any = Any
     status: Callable[[Problem], int] = lambda problem: problem.status
 
     def encode(self, problem: Problem) -> bytes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec import Struct
 
 from octavo.server.errors import Dialect, Problem
 from octavo.server.sse import DONE, event
 
-__all__ = ["OPENAI", "stream_error"]
+__all__ = ["OPENAI", "ErrorBody", "ErrorDetail", "stream_error"]
 
 _TYPES = {
     401: "authentication_error",
@@ -18,12 +18,25 @@ _TYPES = {
 }
 
 
-def _body(problem: Problem) -> dict[str, Any]:
+class ErrorDetail(Struct):
+    """param: the field that it is about. code: a word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
+def _body(problem: Problem) -> ErrorBody:
     kind = _TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
-    return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}}
+    return ErrorBody(ErrorDetail(problem.message, kind, problem.param, problem.code))
 
 
-OPENAI = Dialect("openai", _body)
+OPENAI = Dialect("openai", _body, ErrorBody)
 
 
 def stream_error(problem: Problem) -> bytes:

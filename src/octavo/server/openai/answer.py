@@ -48,10 +48,10 @@ class Answer:
         self._tokens = self._prompt = self._cached = 0
         self._reason: FinishReason | None = None
         self._sequence = 0
-        self._item = call.new_id("msg")
+        self._item = f"msg_{call.record.id}"
         self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
         self.response = Response(
-            id=call.new_id("resp"),
+            id=f"resp_{call.record.id}",
             created_at=int(time.time()),
             status="in_progress",
             instructions=body.instructions,

@@ -80,16 +80,16 @@ class TextLogprobsBuilder:
         made.tokens.append(shown)
         made.text_offset.append(self._offset)
         made.token_logprobs.append(None if entry is None else max(entry[token].logprob, LEAST))
-        made.top_logprobs.append(None if entry is None else self._ranked(entry))
+        made.top_logprobs.append(None if entry is None else self._ranked(token, entry))
         if known and not tokenizer.is_special(token):
             self._offset += len(self._characters.decode(piece))
             self._at_start = False
 
-    def _ranked(self, entry: TokenLogprobs) -> dict[str, float]:
-        """Of tokens that are spelled alike, the likeliest."""
+    def _ranked(self, own: int, entry: TokenLogprobs) -> dict[str, float]:
+        """The most likely tokens, and the token itself; of those that are spelled alike, the likeliest."""
         best: dict[str, float] = {}
-        for each in sorted(entry.values(), key=lambda each: each.rank):
-            if each.rank <= self._top:
+        for token, each in sorted(entry.items(), key=lambda item: item[1].rank):
+            if each.rank <= self._top or token == own:
                 best.setdefault(each.decoded_token, max(each.logprob, LEAST))
         return best
 
