@@ -14,6 +14,7 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.stream import OutputKind, RequestStream
 from octavo.server.errors import RETRY_AFTER_S, ApiError
 from octavo.server.http import Call
+from octavo.server.meters import Progress
 from octavo.server.record import Record
 
 __all__ = ["Generation", "State", "Work", "off_loop"]
@@ -44,8 +45,8 @@ class Generation:
     cancelled: whether `cancel` has been called.
     """
 
-    def __init__(self, llm: AsyncLLM, streams: Sequence[RequestStream], record: Record) -> None:
-        self._llm, self._streams, self._record = llm, streams, record
+    def __init__(self, llm: AsyncLLM, streams: Sequence[RequestStream], record: Record, progress: Progress) -> None:
+        self._llm, self._streams, self._record, self._progress = llm, streams, record, progress
         self.cancelled = False
 
     @classmethod
@@ -65,7 +66,10 @@ class Generation:
             call.stack.push_async_callback(stream.aclose)
             streams.append(stream)
         record.prompt_tokens += sum(map(len, work.prompts))
-        return cls(llm, streams, record)
+        meters = call.service.meters.of(record.model or "")
+        progress = Progress(record, meters, len(streams), len(streams) * work.params.n)
+        call.stack.callback(progress.leave)
+        return cls(llm, streams, record, progress)
 
     async def cancel(self) -> bool:
         """End it from outside: whoever reads it gets ApiError 409. False if all of it had ended already."""
@@ -83,6 +87,7 @@ class Generation:
         """States of all prompts as they come. Raises ApiError as soon as one fails."""
         states = _single(self._streams[0]) if len(self._streams) == 1 else _merge(self._streams)
         async for state in states:
+            self._progress.take(*state)
             if state[1].finished:
                 self._note(state[1])
             yield state

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 from octavo.server.config import ServerConfig
+from octavo.server.meters import Meters
 from octavo.server.models import ModelRegistry
 from octavo.server.openai.response_store import ResponseStore
 from octavo.server.record import Observer, Record
@@ -18,14 +19,15 @@ class Service:
     """The server behind its routes. Lives in one event loop.
 
     observers: told each request that has ended. active: those under way. draining: no new work is taken.
-    responses: of the Responses API.
+    meters: what they and the engines have measured. responses: of the Responses API.
     """
 
     def __init__(self, config: ServerConfig, registry: ModelRegistry) -> None:
         self.config = config
         self.registry = registry
         self.responses = ResponseStore(config.max_stored_responses)
-        self.observers: list[Observer] = []
+        self.meters = Meters(registry)
+        self.observers: list[Observer] = [self.meters.end]
         self.active: dict[str, Record] = {}
         self.answered: Counter[int] = Counter()
         self.started = time.time()
