@@ -108,7 +108,11 @@ def describe(error: BaseException) -> Problem:
 
 
 def invalid_body(error: msgspec.MsgspecError, refused: Mapping[str, str]) -> Problem:
-    """What is wrong with a body that its type does not allow. refused: known fields -> why they are not supported."""
+    """What is wrong with a body that its type does not allow.
+
+    refused: known fields -> why they are not supported. Those of inner objects are written "options.num_gpu", items of
+    lists "messages[].images", and one value of a field "messages[].content[].type=image".
+    """
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return Problem(400, f"the body is not valid JSON: {_plain_json(text)}", None, "invalid_json")
@@ -117,15 +121,23 @@ def invalid_body(error: msgspec.MsgspecError, refused: Mapping[str, str]) -> Pro
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL)
     if unknown is not None:
         name = unknown[1] if param is None else f"{param}.{unknown[1]}"
-        reason = refused.get(name) if param is None else None
+        reason = refused.get(_without_numbers(name))
         told = f"{name} is not supported: {reason}" if reason else f"unknown field {name!r:.100}; leave it out"
         return Problem(400, told, name[:100], "unsupported_field" if reason else "unknown_field")
     missing = re.fullmatch(r"Object missing required field `(.*)`", what)
     if missing is not None:
         param = missing[1] if param is None else f"{param}.{missing[1]}"
         return Problem(400, f"{param} is missing; it is required", param, "missing_field")
+    value = re.fullmatch(r"Invalid (?:enum )?value '(.*)'", what, re.DOTALL)
+    reason = refused.get(f"{_without_numbers(param or '')}={value[1]}") if value is not None else None
+    if value is not None and reason is not None:
+        return Problem(400, f"{param} {value[1]!r} is not supported: {reason}", param, "unsupported_value")
     where = "the body" if param is None else param
     return Problem(400, f"{where}: {what[:1].lower()}{what[1:].replace('`', '')}", param, "invalid_value")
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\[\d+\]", "[]", path)
 
 
 def _plain_json(text: str) -> str:

@@ -91,7 +91,7 @@ class Endpoint:
 
     handler: called with the Call, and with the body if there is a type for it.
     body: the type of the request's body; None: it has none. reply: of the answer's, for the API's description; None: it
-    is not JSON. refused: fields of the API that are known and not supported -> why.
+    is not JSON. refused: fields of the API that are known and not supported -> why (see `invalid_body` for inner ones).
     public: needs no API key. working: refused while the server drains. statuses: of errors, besides those of all.
     """
 
@@ -268,9 +268,25 @@ def _without_idle(content: bytes, refused: Mapping[str, Refusal]) -> dict[str, A
         return None
     if not isinstance(fields, dict):
         return None
-    idle = [
-        name
-        for name, value in fields.items()
-        if name in refused and (value is None or any(value is each or value == each for each in refused[name].idle))
-    ]
-    return {name: value for name, value in fields.items() if name not in idle} if idle else None
+    dropped = [_drop_idle(fields, name.split("."), refusal) for name, refusal in refused.items()]
+    return fields if any(dropped) else None
+
+
+def _drop_idle(holder: Any, path: list[str], refusal: Refusal) -> bool:
+    """Take a field that asks for nothing out of the objects where its path leads; whether there was one.
+
+    path: keys, with [] after those of lists, each item of which is looked at.
+    """
+    key, *rest = path
+    name = key.removesuffix("[]")
+    if not isinstance(holder, dict) or name not in holder:
+        return False
+    value = holder[name]
+    if rest:
+        inside = value if key.endswith("[]") and isinstance(value, list) else [value]
+        dropped = [_drop_idle(each, rest, refusal) for each in inside]
+        return any(dropped)
+    if value is None or any(value is each or value == each for each in refusal.idle):
+        del holder[name]
+        return True
+    return False
