@@ -8,11 +8,13 @@ from typing import Any
 
 from octavo.core.errors import ConfigError
 
-__all__ = ["DEFAULT_HOST", "DEFAULT_PORT", "ModelSpec", "ServerConfig"]
+__all__ = ["DEFAULT_HOST", "DEFAULT_MAX_WAITING", "DEFAULT_PORT", "ModelSpec", "ServerConfig"]
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 """As vLLM's, so that what is written for it finds us."""
+DEFAULT_MAX_WAITING = 256
+"""Eight batches: whoever is refused beyond that would have waited for minutes."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,6 @@ class ServerConfig:
         max_prompts: prompts of one request, times n.
         request_timeout_s: a request that takes longer is ended; None: no limit.
         grace_s: how long running requests may take after SIGTERM.
-        keep_alive_s: a model that nobody has used for so long is unloaded; None: never.
-        memory_bytes: what all models together may take; None: what the machine has.
         allow_request_chat_template: whether requests may bring templates of their own.
         max_stored_responses: of the Responses API, the latest are kept for previous_response_id.
 
@@ -60,8 +60,6 @@ class ServerConfig:
     max_prompts: int = 256
     request_timeout_s: float | None = None
     grace_s: float = 30.0
-    keep_alive_s: float | None = None
-    memory_bytes: int | None = None
     allow_request_chat_template: bool = False
     max_stored_responses: int = 1000
 
@@ -71,7 +69,7 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_header_bytes", "max_json_depth", "max_prompts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("request_timeout_s", "grace_s", "keep_alive_s"):
+        for name in ("request_timeout_s", "grace_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e9:
                 raise ConfigError(f"{name} must be a number of seconds of at least 0, not {value}")

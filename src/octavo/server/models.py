@@ -9,13 +9,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from octavo.core.errors import MemoryPlanError, ModelNotFoundError, OctavoError
+from octavo.core.errors import MemoryPlanError, ModelNotFoundError
+from octavo.core.memory import format_bytes
 from octavo.engine.async_llm import AsyncLLM
 from octavo.server.config import ModelSpec
 from octavo.server.errors import ApiError
+from octavo.server.memory import share_for
 
 __all__ = ["ModelRegistry", "ServedModel", "public_name"]
 
@@ -68,6 +71,8 @@ class ModelRegistry:
     """Models by name. Lives in one event loop.
 
     keep_alive_s: a model that nobody has used for so long is unloaded, unless a request says otherwise; None: never.
+    memory_bytes: for all that are loaded at one time. Where one more does not fit, those that nobody uses are unloaded,
+    the one that was used longest ago first. None: what the machine has, checked when one is loaded.
     """
 
     def __init__(
@@ -75,15 +80,18 @@ class ModelRegistry:
         specs: Iterable[ModelSpec],
         *,
         keep_alive_s: float | None = None,
+        memory_bytes: int | None = None,
         make: Callable[..., AsyncLLM] = AsyncLLM,
     ) -> None:
         """make: what loads one; called in a thread with the reference and the options of a spec."""
         self.keep_alive_s = keep_alive_s
+        self.memory_bytes = memory_bytes
         self._make = make
         self.models: list[ServedModel] = []
         self._by_name: dict[str, ServedModel] = {}
         self._reaper: asyncio.Task[None] | None = None
         self._closed = False
+        self._turn = asyncio.Lock()  # of loading: what one takes must be known before the next looks for room
         for spec in specs:
             self.add(spec)
 
@@ -122,25 +130,19 @@ class ModelRegistry:
         model.users += 1
         try:
             if model.llm is None:
-                await self.load(model)
+                await self._load_for_request(model)
             yield model
         finally:
             model.users -= 1
             self._touch(model, keep_alive_s)
 
     async def load(self, model: ServedModel) -> AsyncLLM:
-        """Load a model, once for all who wait for it. Raises ApiError 503."""
+        """Load a model, once for all who wait for it. Raises what AsyncLLM raises."""
         if model.llm is not None:
             return model.llm
         if model.loading is None:
             model.loading = asyncio.create_task(self._load(model))
-        try:
-            return await asyncio.shield(model.loading)
-        except MemoryPlanError as error:
-            raise ApiError(503, f"{model.name} does not fit: {error}", code="out_of_memory", retry_after_s=5) from None
-        except OctavoError:
-            told = f"{model.name} cannot be loaded; the server's log says why"
-            raise ApiError(503, told, code="model_not_loaded", retry_after_s=5) from None
+        return await asyncio.shield(model.loading)
 
     async def unload(self, model: ServedModel) -> None:
         """End what still runs on it, and give back its memory."""
@@ -160,29 +162,65 @@ class ModelRegistry:
             self._reaper.cancel()
         await asyncio.gather(*[self.unload(model) for model in self.models])
 
+    async def _load_for_request(self, model: ServedModel) -> None:
+        """Raises ApiError 503, which tells no path."""
+        try:
+            await self.load(model)
+        except ApiError:
+            raise
+        except MemoryPlanError as error:
+            raise ApiError(503, f"{model.name} does not fit: {error}", code="out_of_memory", retry_after_s=5) from None
+        except Exception as error:
+            logger.error("%s cannot be loaded: %s", model.name, error)
+            told = f"{model.name} cannot be loaded; the server's log says why"
+            raise ApiError(503, told, code="model_not_loaded", retry_after_s=5) from None
+
     async def _load(self, model: ServedModel) -> AsyncLLM:
         try:
-            while True:
-                try:
-                    llm = await _in_thread(lambda: self._make(model.spec.reference, **model.spec.options))
-                    break
-                except MemoryPlanError:
-                    idle = self._least_used()
-                    if idle is None:
-                        raise
-                    await self.unload(idle)
+            async with self._turn:
+                options = {**model.spec.options, **await self._make_room(model)}
+                llm = model.llm = await self._make_llm(model, options)
         except Exception as error:
             model.error = str(error)
-            logger.error("%s cannot be loaded: %s", model.name, error)
             raise
         finally:
             model.loading = None
         model.error = None
         if self._closed:
-            await llm.close()
+            await self.unload(model)
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
-        model.llm = llm
         return llm
+
+    async def _make_llm(self, model: ServedModel, options: dict[str, Any]) -> AsyncLLM:
+        """Load it; while the machine has no room, unload what nobody uses. Raises what AsyncLLM raises."""
+        while True:
+            try:
+                return await _in_thread(lambda: self._make(model.spec.reference, **options))
+            except MemoryPlanError:
+                idle = self._least_used()
+                if idle is None:
+                    raise
+                await self.unload(idle)
+
+    async def _make_room(self, model: ServedModel) -> dict[str, Any]:
+        """See to it that a model fits the budget; returns the options that this needs. Raises MemoryPlanError."""
+        if self.memory_bytes is None:
+            return {}
+        most = self.memory_bytes
+        others = [each.spec for each in self.models if each is not model and each.llm is None]
+        while True:
+            free = most - sum(each.llm.memory_plan.total_bytes for each in self.models if each.llm is not None)
+            share = await _in_thread(partial(share_for, model.spec, others, free))
+            if share.total_bytes <= free and share.kv_cache_bytes:
+                return {"kv_cache_bytes": share.kv_cache_bytes}
+            idle = self._least_used()
+            if idle is None:
+                raise MemoryPlanError(
+                    f"it needs {format_bytes(share.total_bytes)} and {format_bytes(max(0, free))} of "
+                    f"{format_bytes(most)} are free, while other models are in use; raise --memory, or lower "
+                    "--kv-cache-memory or --max-model-len"
+                )
+            await self.unload(idle)
 
     def _least_used(self) -> ServedModel | None:
         """The loaded model without users that has been idle for longest."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -17,6 +17,7 @@ from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models import ModelRegistry
 from octavo.server.protocol import LimitedProtocol
+from octavo.server.record import Observer
 from octavo.server.service import Service
 
 __all__ = ["Running", "listen", "serve"]
@@ -38,28 +39,33 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def serve(
-    config: ServerConfig, registry: ModelRegistry, *, announce: Callable[[Running], None] = lambda running: None
+    config: ServerConfig,
+    registry: ModelRegistry,
+    *,
+    observers: Sequence[Observer] = (),
+    announce: Callable[[Running], None] = lambda running: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
 
-    announce: called once the first model is loaded. Raises ConfigError (see `listen`), and what loading the first model
-    raises.
+    observers: are told of every request that has ended. announce: called once the first model is loaded. Raises
+    ConfigError (see `listen`), and what loading the first model raises.
     """
     sock = listen(config)
+    service = Service(config, registry)
+    service.observers += observers
     with contextlib.closing(sock):
-        return asyncio.run(_serve(config, registry, sock, announce))
+        return asyncio.run(_serve(service, sock, announce))
 
 
-async def _serve(
-    config: ServerConfig, registry: ModelRegistry, sock: socket.socket, announce: Callable[[Running], None]
-) -> int:
-    running = Running(Service(config, registry), sock)
+async def _serve(service: Service, sock: socket.socket, announce: Callable[[Running], None]) -> int:
+    running = Running(service, sock)
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, running.stop)
     try:
         await running.start()
-        announce(running)
+        if not running.stopping:
+            announce(running)
         return await running.wait()
     finally:
         await running.close()
@@ -79,6 +85,10 @@ class Running:
         self._cut = asyncio.Event()
         self._http = _Server(_uvicorn_config(service))
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def stopping(self) -> bool:
+        return self._stops > 0
 
     @property
     def url(self) -> str:
