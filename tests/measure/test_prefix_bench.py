@@ -34,6 +34,8 @@ def test_waves_share_the_prefix_and_nothing_else() -> None:
     assert len({tuple(prompt[40:]) for prompt in prompts}) == 8
     assert {len(prompt) for prompt in prompts} == {48}
     assert bench().waves(300, 1)["cold"][0].prompt_token_ids[:40] != prompts[0][:40]
+    singles = [bench().single(300, 0, number).prompt_token_ids for number in range(3)]
+    assert len({tuple(prompt[:8]) for prompt in (prompts[0], *singles)}) == 4
     assert bench(seed=1).waves(300, 0)["cold"][0].prompt_token_ids[:40] != prompts[0][:40]
 
 
@@ -58,9 +60,9 @@ def test_pages_are_shared_and_counted(tiny_gguf: Tiny) -> None:
         assert rows[name]["allocated_tokens"] == 160
         assert rows[name]["excess_fraction"] == pytest.approx(160 / rows[name]["ideal_tokens"] - 1, rel=1e-4)
         assert rows[name]["saving_fraction"] == pytest.approx(1 - 160 / 256)
-    # Cold, three of four find the prefix; warm all do.
-    assert rows["cold"]["hit_rate"] == pytest.approx(3 * 40 / (4 * 48))
-    assert rows["warm"]["hit_rate"] == pytest.approx(40 / 48, rel=1e-4)
+    # Cold, three of four find the prefix; warm all do. By chance, a first own token may be another's, too.
+    assert 3 * 40 <= round(rows["cold"]["hit_rate"] * 4 * 48) < 3 * 41
+    assert 4 * 40 <= round(rows["warm"]["hit_rate"] * 4 * 48) < 4 * 41
     single = rows["single"]
     assert (single["prompt_tokens"], single["cached_tokens"]) == (48, 47)
     assert single["new_ms"]["count"] == single["hit_ms"]["count"] == single["ratio"]["count"] == 2 * HIT_PAIRS

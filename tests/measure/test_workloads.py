@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import ConfigError
-from octavo.measure.workloads import Fixed, Lengths, LogNormal, Uniform, Workload
+from octavo.measure.workloads import Fixed, Lengths, LogNormal, Uniform, Workload, stream
 
 BASE = Workload(requests=50, prompt=Uniform(4, 40), output=LogNormal(12, 1.0, 2, 90), seed=7)
 
@@ -75,6 +75,12 @@ def test_everything_is_in_its_range(lengths: Lengths, seed: int, vocab: int) -> 
 
 def test_both_ends_of_a_uniform_range_are_drawn() -> None:
     assert {item.output_tokens for item in replace(BASE, requests=200, output=Uniform(1, 3)).items(10)} == {1, 2, 3}
+
+
+def test_streams_are_of_their_own() -> None:
+    keys: list[tuple[int, ...]] = [(), (0,), (0, 0), (0, 0, 0), (1,), (1, 0), (0, 1)]
+    assert len({stream(0, *key).integers(2**60) for key in keys}) == len(keys)
+    assert stream(3, 1).integers(2**60) == stream(3, 1).integers(2**60) != stream(4, 1).integers(2**60)
 
 
 @pytest.mark.parametrize(

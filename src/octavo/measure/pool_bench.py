@@ -8,7 +8,10 @@ The same requests are served three times, with the same weights, kernels and mem
 
 For the last two the client sends a request only when its reservation fits beside those of the requests that run, which
 is when a contiguous allocator without fragmentation would let it start. The engine below still has pages, so nothing
-else differs. Utilization is used slots over allocated ones (Kwon et al., PagedAttention, SOSP 2023, figure 2).
+else differs. Steps take what max_num_batched_tokens allows (max_decode_stall_ms None), and preempted sequences are
+computed again (no swap space).
+
+Utilization is used slots over allocated ones (Kwon et al., PagedAttention, SOSP 2023, figure 2).
 """
 
 from __future__ import annotations
@@ -112,7 +115,7 @@ def _needs(bench: PoolBench) -> Needs:
 
 def _run(rig: Rig, bench: PoolBench, items: Sequence[Item], allocator: str) -> Run:
     slots = bench.pool_tokens // bench.block_size * bench.block_size
-    with rig.engine() as engine:
+    with rig.engine(max_decode_stall_ms=None) as engine:
         return serve(engine, items, states=True, reserve=bench.reserve(allocator), reservable=slots)
 
 

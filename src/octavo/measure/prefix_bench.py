@@ -6,7 +6,8 @@ Three waves of requests that begin with the same tokens and go on with their own
     cold   the cache is on and empty: one request computes the prefix, the others wait for it and share its pages
     warm   the same prefix again with other own tokens: every request finds it
 
-Then single requests to the idle engine: one with new tokens throughout, and one whose prompt is cached whole.
+Then single requests to the idle engine: one with new tokens throughout, and one whose prompt is cached whole. Steps
+take what max_num_batched_tokens allows (max_decode_stall_ms None): all requests are there, and nobody watches.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from os import PathLike
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from octavo.core.config import DEFAULT_BLOCK_SIZE
 from octavo.core.errors import ConfigError
 from octavo.engine.setup import Log
@@ -27,7 +26,7 @@ from octavo.measure.report import Report
 from octavo.measure.rig import Needs, Rig, open_rig, turns, until_interrupted
 from octavo.measure.serving import Run, State, serve
 from octavo.measure.spread import Spread, percentile, ratios
-from octavo.measure.workloads import Fixed, Item, Workload, random_tokens
+from octavo.measure.workloads import Fixed, Item, Workload, random_tokens, stream
 
 __all__ = ["PrefixBench", "bench_prefix"]
 
@@ -70,7 +69,7 @@ class PrefixBench:
 
     def waves(self, vocab: int, repeat: int) -> dict[str, list[Item]]:
         """The requests of each wave; "off" runs those of "cold"."""
-        rng = np.random.default_rng([self.seed, repeat])
+        rng = stream(self.seed, repeat)
         prefix = tuple(random_tokens(rng, self.shared_tokens, vocab))
         own, output = Fixed(self.own_tokens), Fixed(self.output_tokens)
         first, second = rng.integers(0, 2**31, 2).tolist()
@@ -80,7 +79,7 @@ class PrefixBench:
 
     def single(self, vocab: int, repeat: int, number: int) -> Item:
         """A request whose prompt has nothing in common with any other."""
-        rng = np.random.default_rng([self.seed, repeat, number])
+        rng = stream(self.seed, repeat, number)
         tokens = random_tokens(rng, self.shared_tokens + self.own_tokens, vocab)
         return Item(prompt_token_ids=tokens, output_tokens=1)
 
@@ -135,7 +134,7 @@ def _measure(rig: Rig, bench: PrefixBench, repeat: int, caching: bool, found: _R
         found.waves[name].append(done)
         log(f"{name}, repeat {repeat + 1} of {bench.repeats}: {done.wall_s:.2f} s for {bench.requests} requests")
 
-    with rig.engine(enable_prefix_caching=caching) as engine:
+    with rig.engine(enable_prefix_caching=caching, max_decode_stall_ms=None) as engine:
         if not caching:
             run(engine, "off")
             return

@@ -27,7 +27,7 @@ from octavo.measure.report import Report
 from octavo.measure.rig import Needs, Rig, open_rig, turns, until_interrupted
 from octavo.measure.serving import Client, Served
 from octavo.measure.spread import Spread, percentile, ratios
-from octavo.measure.workloads import Item, random_tokens
+from octavo.measure.workloads import Item, random_tokens, stream
 
 __all__ = ["WAYS", "StallBench", "bench_stall"]
 
@@ -131,7 +131,7 @@ def _needs(bench: StallBench) -> Needs:
 
 def _run(rig: Rig, bench: StallBench, way: str, repeat: int) -> list[_Arrival]:
     """A fresh engine, one arrival that does not count, and those that do."""
-    rng = np.random.default_rng([bench.seed, repeat])
+    rng = stream(bench.seed, repeat)
     with rig.engine(**bench.changes(way)) as engine:
         client = Client(engine)
         try:

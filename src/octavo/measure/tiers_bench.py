@@ -23,8 +23,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from octavo.core.config import DEFAULT_BLOCK_SIZE
 from octavo.core.errors import ConfigError, RequestError
 from octavo.core.outputs import RequestOutput
@@ -36,7 +34,7 @@ from octavo.measure.files import drop_cached, file_system, files_below, read_all
 from octavo.measure.report import Report
 from octavo.measure.rig import Needs, open_rig, until_interrupted
 from octavo.measure.spread import Spread, ratios
-from octavo.measure.workloads import random_tokens
+from octavo.measure.workloads import random_tokens, stream
 
 __all__ = ["TIERS", "TiersBench", "bench_tiers"]
 
@@ -112,7 +110,7 @@ def bench_tiers(model: str | PathLike[str], bench: TiersBench, *, log: Log = lam
         for repeat in range(bench.repeats):
             place = folder / str(repeat)
             place.mkdir()
-            prompt = random_tokens(np.random.default_rng([bench.seed, repeat]), bench.prompt_tokens, vocab)
+            prompt = random_tokens(stream(bench.seed, repeat), bench.prompt_tokens, vocab)
             rounds.append(_round(path, bench, prompt, place))
             log(f"repeat {repeat + 1} of {bench.repeats}: {_times(rounds[-1])}")
     report.interrupted = until.interrupted

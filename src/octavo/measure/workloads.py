@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.core.errors import ConfigError
 
-__all__ = ["Fixed", "Item", "Lengths", "LogNormal", "Uniform", "Workload", "random_tokens"]
+__all__ = ["Fixed", "Item", "Lengths", "LogNormal", "Uniform", "Workload", "random_tokens", "stream"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +172,13 @@ class Workload:
         gaps = rng.exponential(1 / self.rate, self.requests)
         times: Sequence[float] = (np.cumsum(gaps) - gaps[0]).tolist()
         return list(times)
+
+
+def stream(seed: int, *keys: int) -> np.random.Generator:
+    """Random numbers of their own for each seed and sequence of keys. (A list of numbers as a seed would not do: zeros
+    at its end change nothing.)
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=keys))
 
 
 def random_tokens(rng: np.random.Generator, count: int, vocab: int) -> list[int]:
