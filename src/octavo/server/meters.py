@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from octavo.core.outputs import RequestMetrics, RequestOutput
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.contracts import EngineStats
-from octavo.server.models import ModelRegistry
+from octavo.server.models import ModelRegistry, ServedModel
 from octavo.server.record import Record
+from octavo.server.speed import MemoryLimit, Speedometer
 
-__all__ = ["RECENT_S", "Histogram", "Meters", "ModelMeters", "Progress", "Totals"]
+__all__ = ["RECENT_S", "Histogram", "Meters", "ModelMeters", "Progress", "Reading", "Totals"]
 
 F64 = NDArray[np.float64]
 
@@ -131,6 +133,7 @@ class ModelMeters:
     first_token, inter_token, end_to_end, queue, prefill, decode, inference: inference is prefill and decode together.
     per_output_token: of a whole request, decode over the tokens after the first. finished: completions by reason.
     misses, missed_tokens: prompts that the prefix cache did not have whole, and their tokens from there on, by reason.
+    totals, speedometer: of the engine, as they were last read.
     """
 
     def __init__(self) -> None:
@@ -143,6 +146,7 @@ class ModelMeters:
         self.misses: Counter[str] = Counter()
         self.missed_tokens: Counter[str] = Counter()
         self.totals = Totals()
+        self.speedometer = Speedometer()
 
     def end(self, metrics: RequestMetrics, prompt_tokens: int, tokens: int) -> None:
         """A prompt's answers are complete. tokens: of the longest of them."""
@@ -217,6 +221,14 @@ class Progress:
             self._meters.inter_token.observe(metrics.decode_s / (longest - 1), sum(tokens) - len(tokens))
 
 
+class Reading(NamedTuple):
+    """A loaded model at one moment. step_limit_s: see MemoryLimit."""
+
+    stats: EngineStats
+    totals: Mapping[str, float]
+    step_limit_s: float | None
+
+
 class Meters:
     """Of a server. requests: HTTP requests that have ended, by method, route and status."""
 
@@ -224,6 +236,7 @@ class Meters:
 
     def __init__(self, registry: ModelRegistry) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
+        self.limit = MemoryLimit(registry)
         self._registry = registry
         self._models: dict[str, ModelMeters] = {}
 
@@ -233,6 +246,16 @@ class Meters:
         if found is None:
             found = self._models[model] = ModelMeters()
         return found
+
+    def read(self, model: ServedModel) -> Reading | None:
+        """What its engine says now; None: it is not loaded. Costs some microseconds, and never waits for a step."""
+        llm = model.llm
+        if llm is None:
+            return None
+        own, stats = self.of(model.name), llm.stats()
+        reading = Reading(stats, own.totals.read(llm, stats), self.limit.step_s(llm, stats))
+        own.speedometer.take(reading.totals, reading.step_limit_s)
+        return reading
 
     def end(self, record: Record) -> None:
         """An observer (see Service): an HTTP request has ended."""
