@@ -9,6 +9,7 @@ from typing import Any
 from octavo.server.auth import check_key, check_place
 from octavo.server.errors import ApiError, Dialect, Problem
 from octavo.server.http import Call, Endpoint, Receive, Send, new_record, send_problem
+from octavo.server.metrics import metrics_routes
 from octavo.server.openai import OPENAI
 from octavo.server.openai.routes import openai_routes
 from octavo.server.openapi import description_route
@@ -20,7 +21,7 @@ __all__ = ["App", "create_app"]
 
 def create_app(service: Service) -> App:
     """The application with all APIs."""
-    endpoints = [*system_routes(), *openai_routes()]
+    endpoints = [*system_routes(), *openai_routes(), *metrics_routes(service)]
     description = description_route(endpoints, title="Octavo", version=octavo_version())
     return App(service, [*endpoints, description])
 
