@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from octavo.server.anthropic import ANTHROPIC
+from octavo.server.anthropic.routes import anthropic_routes
 from octavo.server.auth import check_key, check_place
 from octavo.server.errors import ApiError, Dialect, Problem
 from octavo.server.http import Call, Endpoint, Receive, Send, new_record, send_problem
@@ -21,9 +23,9 @@ __all__ = ["App", "create_app"]
 
 def create_app(service: Service) -> App:
     """The application with all APIs."""
-    endpoints = [*system_routes(), *openai_routes(), *metrics_routes(service)]
+    endpoints = [*system_routes(), *openai_routes(), *anthropic_routes(), *metrics_routes(service)]
     description = description_route(endpoints, title="Octavo", version=octavo_version())
-    return App(service, [*endpoints, description])
+    return App(service, [*endpoints, description], {"/v1/messages": ANTHROPIC})
 
 
 class App:
