@@ -18,7 +18,7 @@ from octavo.server.openai.ending import ending
 from octavo.server.openai.fields import StreamOptions, Usage
 from octavo.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.openai.prompts import encode_messages, refuse_request_template
-from octavo.server.openai.sampling import REFUSED, check_salt, sampling_params
+from octavo.server.openai.sampling import LATER, REFUSED, check_salt, check_stream_options, sampling_params
 from octavo.server.openai.schema import (
     ChatChoice,
     ChatChunk,
@@ -35,6 +35,7 @@ from octavo.server.sse import DONE, event
 __all__ = ["CHAT_REFUSED", "chat_completions"]
 
 _TOOLS = "tools are not in this version"
+_TEXT_ONLY = "models here read text only; nothing was fetched"
 
 CHAT_REFUSED: dict[str, Refusal] = {
     **REFUSED,
@@ -51,6 +52,9 @@ CHAT_REFUSED: dict[str, Refusal] = {
     "metadata": Refusal("chat completions are not stored", ({},)),
     "verbosity": Refusal("models here were not trained for it", ("medium",)),
     "web_search_options": Refusal("the server searches nothing"),
+    "response_format.type=json_object": Refusal(LATER),
+    "response_format.type=json_schema": Refusal(LATER),
+    **{f"messages[].content[].type={kind}": Refusal(_TEXT_ONLY) for kind in ("image_url", "input_audio", "file")},
 }
 
 
@@ -58,6 +62,7 @@ async def chat_completions(call: Call, body: ChatRequest) -> Reply | Stream:
     call.record.user = body.user
     refuse_request_template(call.service.config.allow_request_chat_template, body.chat_template)
     check_salt(body.cache_salt)
+    check_stream_options(body)
     model = await call.use_model(body.model)
     llm = model.engine
     work = await _work(llm, body)

@@ -20,7 +20,7 @@ from octavo.server.openai.ending import Ending, ending
 from octavo.server.openai.fields import StreamOptions, Usage
 from octavo.server.openai.logprobs import TextLogprobsBuilder, prompt_logprobs
 from octavo.server.openai.prompts import TokenPrompt, encode_prompts
-from octavo.server.openai.sampling import REFUSED, check_salt, sampling_params
+from octavo.server.openai.sampling import REFUSED, check_salt, check_stream_options, sampling_params
 from octavo.server.openai.schema import Completion, CompletionRequest, TextChoice
 from octavo.server.openai.usage import Tally, usage_of
 from octavo.server.sse import DONE, event
@@ -40,6 +40,7 @@ COMPLETION_REFUSED: dict[str, Refusal] = {
 async def completions(call: Call, body: CompletionRequest) -> Reply | Stream:
     call.record.user = body.user
     check_salt(body.cache_salt)
+    check_stream_options(body)
     _check(body)
     model = await call.use_model(body.model)
     llm = model.engine

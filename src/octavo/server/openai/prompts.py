@@ -38,6 +38,8 @@ async def encode_messages(
 
     Raises RequestError (see AsyncLLM.encode_chat), ApiError (a message says what the template does not read).
     """
+    if not messages:
+        raise ApiError(400, "messages is empty; it needs at least one", param="messages", code="invalid_value")
     source = chat_template if chat_template is not None else llm.chat_template.source or ""
     turns = [_turn(message, index, source) for index, message in enumerate(messages)]
     options: dict[str, Any] = {

@@ -11,12 +11,13 @@ from octavo.server.http import Call, Refusal, Reply, Stream
 from octavo.server.openai.answer import Answer
 from octavo.server.openai.prompts import encode_messages
 from octavo.server.openai.responses_schema import Deleted, InputMessage, ResponseRequest
-from octavo.server.openai.sampling import REFUSED, check_salt, sampling_params
+from octavo.server.openai.sampling import LATER, REFUSED, check_salt, sampling_params
 from octavo.server.openai.schema import ChatMessage
 
 __all__ = ["RESPONSE_REFUSED", "cancel_response", "create_response", "delete_response", "get_response"]
 
 _TOOLS = "tools are not in this version"
+_TEXT_ONLY = "models here read text only; nothing was fetched"
 
 RESPONSE_REFUSED: dict[str, Refusal] = {
     **REFUSED,
@@ -29,6 +30,13 @@ RESPONSE_REFUSED: dict[str, Refusal] = {
     "include": Refusal("there is nothing to be included", ([],)),
     "prompt": Refusal("prompts are not kept by name; send input and instructions"),
     "service_tier": Refusal("there is one tier", ("auto", "default")),
+    "reasoning.summary": Refusal("reasoning is not summarized"),
+    "reasoning.generate_summary": Refusal("reasoning is not summarized"),
+    "text.format.type=json_schema": Refusal(LATER),
+    "text.format.type=json_object": Refusal(LATER),
+    "text.verbosity": Refusal("models here were not trained for it", ("medium",)),
+    **{f"input[].content[].type={kind}": Refusal(_TEXT_ONLY) for kind in ("input_image", "input_audio", "input_file")},
+    **{f"input[].type={kind}": Refusal(_TOOLS) for kind in ("function_call", "function_call_output")},
     "truncation": Refusal("nothing is left out without a word; send a shorter input", ("disabled",)),
 }
 

@@ -7,11 +7,11 @@ from typing import Any
 from octavo.core.params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.http import Refusal
-from octavo.server.openai.fields import Sampled
+from octavo.server.openai.fields import Generated, Sampled
 
-__all__ = ["REFUSED", "check_salt", "sampling_params"]
+__all__ = ["LATER", "REFUSED", "check_salt", "check_stream_options", "sampling_params"]
 
-_LATER = "structured output is not in this version"
+LATER = "structured output is not in this version"
 _SAME_NAMES = (
     "n",
     "temperature",
@@ -32,11 +32,11 @@ _SAME_NAMES = (
 )
 
 REFUSED: dict[str, Refusal] = {
-    "structured_outputs": Refusal(_LATER),
-    "guided_json": Refusal(_LATER),
-    "guided_regex": Refusal(_LATER),
-    "guided_choice": Refusal(_LATER),
-    "guided_grammar": Refusal(_LATER),
+    "structured_outputs": Refusal(LATER),
+    "guided_json": Refusal(LATER),
+    "guided_regex": Refusal(LATER),
+    "guided_choice": Refusal(LATER),
+    "guided_grammar": Refusal(LATER),
     "allowed_token_ids": Refusal("logit_bias can forbid tokens"),
     "bad_words": Refusal("logit_bias can forbid tokens", ([],)),
 }
@@ -60,6 +60,13 @@ def check_salt(salt: str | None) -> None:
         raise ApiError(
             400, f"cache_salt must have 1 to 1024 characters, not {len(salt)}", param="cache_salt", code="invalid_value"
         )
+
+
+def check_stream_options(body: Generated) -> None:
+    """Raises ApiError 400 where they would have no effect."""
+    if body.stream_options is not None and not body.stream:
+        told = "stream_options has an effect on streams only; set stream: true or leave it out"
+        raise ApiError(400, told, param="stream_options", code="invalid_value")
 
 
 def _token_id(key: str) -> int:
