@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ class ServedModel:
 
     llm: None while it is not loaded. users: requests that hold it now. expires: when it is unloaded if nobody uses it,
     by time.monotonic(); None: never. created: when it was put up, seconds since the epoch. error: why it could not be
-    loaded the last time.
+    loaded the last time. retiring: to be unloaded when its last user has gone.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -46,6 +47,7 @@ class ServedModel:
         self.last_used = time.monotonic()
         self.expires: float | None = None
         self.error: str | None = None
+        self.retiring = False
 
     @property
     def name(self) -> str:
@@ -73,6 +75,7 @@ class ModelRegistry:
     keep_alive_s: a model that nobody has used for so long is unloaded, unless a request says otherwise; None: never.
     memory_bytes: for all that are loaded at one time. Where one more does not fit, those that nobody uses are unloaded,
     the one that was used longest ago first. None: what the machine has, checked when one is loaded.
+    given: the models that it was made with; others may come and go.
     """
 
     def __init__(
@@ -90,10 +93,12 @@ class ModelRegistry:
         self.models: list[ServedModel] = []
         self._by_name: dict[str, ServedModel] = {}
         self._reaper: asyncio.Task[None] | None = None
+        self._sooner = asyncio.Event()  # something expires before the reaper would look
         self._closed = False
         self._turn = asyncio.Lock()  # of loading: what one takes must be known before the next looks for room
         for spec in specs:
             self.add(spec)
+        self.given = tuple(self.models)
 
     def add(self, spec: ModelSpec) -> ServedModel:
         """Put up one more model; it is loaded when it is first used. Raises ModelNotFoundError: a name is taken."""
@@ -104,6 +109,20 @@ class ModelRegistry:
         self.models.append(model)
         self._by_name |= dict.fromkeys(spec.names, model)
         return model
+
+    async def remove(self, model: ServedModel) -> None:
+        """Take down a model that was added: unload it and forget its names. Raises ApiError 409: it is in use, or one
+        of those that the server was started with."""
+        if model in self.given:
+            told = f"the server was started with {model.name}; start it without to delete it"
+            raise ApiError(409, told, param="model", code="model_in_use")
+        if model.users:
+            told = f"{model.name} is in use; try again when its requests have ended"
+            raise ApiError(409, told, param="model", code="model_in_use", retry_after_s=1)
+        self.models.remove(model)
+        for name in model.spec.names:
+            del self._by_name[name]
+        await self.unload(model)
 
     def find(self, name: str | None) -> ServedModel:
         """The model of a name; the first one for None. Raises ApiError 400 (it can be no name), 404 (not served)."""
@@ -122,12 +141,13 @@ class ModelRegistry:
     @asynccontextmanager
     async def use(self, name: str | None, keep_alive_s: float | None = None) -> AsyncIterator[ServedModel]:
         """A loaded model, which stays loaded inside this context. keep_alive_s: how long it stays afterwards, at the
-        least; None: the registry's.
+        least; infinity: for ever; None: the registry's.
 
         Raises ApiError (see `find`; 503: it cannot be loaded).
         """
         model = self.find(name)
         model.users += 1
+        model.retiring = False
         try:
             if model.llm is None:
                 await self._load_for_request(model)
@@ -149,6 +169,13 @@ class ModelRegistry:
         llm, model.llm, model.expires = model.llm, None, None
         if llm is not None:
             await llm.close()
+
+    async def retire(self, model: ServedModel) -> None:
+        """Unload it now, or as soon as the requests that hold it have ended."""
+        if model.users:
+            model.retiring = True
+        else:
+            await self.unload(model)
 
     async def drain(self, timeout_s: float) -> bool:
         """Let what runs on any model end; whether all did in time."""
@@ -189,6 +216,7 @@ class ModelRegistry:
         if self._closed:
             await self.unload(model)
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
+        self._watch()  # whoever wanted it may have gone
         return llm
 
     async def _make_llm(self, model: ServedModel, options: dict[str, Any]) -> AsyncLLM:
@@ -230,23 +258,32 @@ class ModelRegistry:
     def _touch(self, model: ServedModel, keep_alive_s: float | None) -> None:
         model.last_used = time.monotonic()
         keep = self.keep_alive_s if keep_alive_s is None else keep_alive_s
-        model.expires = None if keep is None else model.last_used + keep
-        if model.expires is not None and (self._reaper is None or self._reaper.done()):
+        if model.retiring:
+            keep = 0.0
+        model.expires = None if keep is None or keep == math.inf else model.last_used + keep
+        self._watch()
+
+    def _watch(self) -> None:
+        """See to it that what expires is unloaded in time."""
+        self._sooner.set()
+        if self._expiring() and (self._reaper is None or self._reaper.done()):
             self._reaper = asyncio.create_task(self._reap())
 
     async def _reap(self) -> None:
         """Unload models as their time comes; ends when none has one."""
-        while True:
-            due = [model for model in self.models if model.llm is not None and model.expires is not None]
-            if not due:
-                return
-            now = time.monotonic()
-            for model in due:
-                assert model.expires is not None
-                if model.expires <= now and not model.users:
+        while expiring := self._expiring():
+            self._sooner.clear()
+            for expires, model in expiring:
+                if expires <= time.monotonic() and not model.users:  # it may have come into use meanwhile
                     await self.unload(model)
-            times = [model.expires for model in due if model.llm is not None and model.expires is not None]
-            await asyncio.sleep(max(0.05, min(times, default=now) - now))
+            next_time = min((expires for expires, _ in self._expiring()), default=0.0)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sooner.wait(), max(0.0, next_time - time.monotonic()))
+
+    def _expiring(self) -> list[tuple[float, ServedModel]]:
+        """Loaded models that have a time and that nobody uses; whoever uses one sets it anew in the end."""
+        loaded = [model for model in self.models if model.llm is not None and not model.users]
+        return [(model.expires, model) for model in loaded if model.expires is not None]
 
 
 def public_name(reference: str) -> str:
