@@ -17,13 +17,14 @@ from octavo.server.openai.routes import openai_routes
 from octavo.server.openapi import description_route
 from octavo.server.service import Service
 from octavo.server.system import octavo_version, system_routes
+from octavo.server.web import web_routes
 
 __all__ = ["App", "create_app"]
 
 
 def create_app(service: Service) -> App:
     """The application with all APIs."""
-    endpoints = [*system_routes(), *openai_routes(), *anthropic_routes(), *metrics_routes(service)]
+    endpoints = [*system_routes(), *openai_routes(), *anthropic_routes(), *metrics_routes(service), *web_routes()]
     description = description_route(endpoints, title="Octavo", version=octavo_version())
     return App(service, [*endpoints, description], {"/v1/messages": ANTHROPIC})
 
