@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +15,13 @@ from typing import Any, TypeVar
 import httpx
 
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.plan import StepPlan
 from octavo.server.config import ModelSpec, ServerConfig
 from octavo.server.models import ModelRegistry
 from octavo.server.run import Running, listen
 from octavo.server.service import Service
 
-__all__ = ["TINY", "Site", "events", "serve_tiny", "texts", "tiny_spec_of"]
+__all__ = ["TINY", "Site", "events", "held", "idle", "serve_tiny", "texts", "tiny_spec_of", "wait_until"]
 
 T = TypeVar("T")
 
@@ -136,6 +138,39 @@ async def _up(config: ServerConfig, registry: ModelRegistry) -> AsyncIterator[Ru
             yield running
         finally:
             await running.close()
+
+
+@contextlib.contextmanager
+def held(llm: AsyncLLM, steps: int = 0) -> Iterator[threading.Event]:
+    """After so many more steps the engine stands still in the middle of one, until the event is set."""
+    executor, go = llm._engine._executor, threading.Event()
+    left, run = [steps], executor.run
+
+    def slow(plan: StepPlan) -> Any:
+        left[0] -= 1
+        assert left[0] >= 0 or go.wait(30), "a held step was never let go"
+        return run(plan)
+
+    executor.run = slow  # type: ignore[method-assign]
+    try:
+        yield go
+    finally:
+        executor.run = run  # type: ignore[method-assign]
+        go.set()
+
+
+def wait_until(what: Callable[[], Any], seconds: float = 20) -> None:
+    """Until it is so; fails if that takes too long."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.002)
+
+
+def idle(llm: AsyncLLM) -> bool:
+    """Whether no request runs or waits, and no page is in use."""
+    stats = llm.stats()
+    return stats.running == stats.waiting == stats.cache.used_pages == 0
 
 
 def texts(chunks: Sequence[dict[str, Any]], choice: int = 0) -> str:

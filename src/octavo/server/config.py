@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.errors import ConfigError
+from octavo.engine.health import DEFAULT_STALL_AFTER_S
 
 __all__ = ["DEFAULT_HOST", "DEFAULT_MAX_WAITING", "DEFAULT_PORT", "ModelSpec", "ServerConfig"]
 
@@ -42,6 +43,7 @@ class ServerConfig:
         max_prompts: prompts of one request, times n.
         request_timeout_s: a request that takes longer is ended; None: no limit.
         grace_s: how long running requests may take after SIGTERM.
+        stall_after_s: /health fails while a step of an engine has run for longer.
         allow_request_chat_template: whether requests may bring templates of their own.
         max_stored_responses: of the Responses API, the latest are kept for previous_response_id.
 
@@ -60,6 +62,7 @@ class ServerConfig:
     max_prompts: int = 256
     request_timeout_s: float | None = None
     grace_s: float = 30.0
+    stall_after_s: float = DEFAULT_STALL_AFTER_S
     allow_request_chat_template: bool = False
     max_stored_responses: int = 1000
 
@@ -69,7 +72,7 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_header_bytes", "max_json_depth", "max_prompts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("request_timeout_s", "grace_s"):
+        for name in ("request_timeout_s", "grace_s", "stall_after_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e9:
                 raise ConfigError(f"{name} must be a number of seconds of at least 0, not {value}")

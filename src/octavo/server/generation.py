@@ -133,6 +133,6 @@ async def _merge(streams: Sequence[RequestStream]) -> AsyncIterator[State]:
             task.cancel()
 
 
-async def off_loop(size: int, function: Callable[[], T]) -> T:
+async def off_loop(size: float, function: Callable[[], T]) -> T:
     """The function's result; where `size` characters are many, of a thread, so that streams go on meanwhile."""
     return await asyncio.to_thread(function) if size > _LONG_TEXT else function()

@@ -64,7 +64,7 @@ class Service:
         for model in self.registry.models:
             if model.llm is None:
                 continue
-            health = model.llm.health()
+            health = model.llm.health(self.config.stall_after_s)
             if not health.ok:
                 return f"{model.name}: {health.reason or health.state}"
         first = self.registry.models[0]

@@ -139,9 +139,9 @@ class _Chat:
         options = body.stream_options or StreamOptions()
         make = _Maker(self.call.new_id("chatcmpl"), int(time.time()), self.model)
         counted = options.include_usage or options.continuous_usage_stats
-        if counted:
-            make.usage = None
         tally.add(*first)
+        if counted:
+            make.usage = tally.usage() if options.continuous_usage_stats else None
         ids = first[1].prompt_token_ids if body.return_token_ids else UNSET
         roles = [ChatChunkChoice(index=i, delta=Delta(role="assistant", content="")) for i in range(body.n or 1)]
         yield b"".join([*[make(role, ids) for role in roles], *self._events(make, first[1])])

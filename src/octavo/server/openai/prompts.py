@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
 
+from octavo.core.errors import ModelFormatError
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.inputs import ChatTokens
 from octavo.formats.chat import ChatTemplate
@@ -36,7 +38,8 @@ async def encode_messages(
 ) -> list[int]:
     """Token ids of a conversation. chat_template: in place of the model's.
 
-    Raises RequestError (see AsyncLLM.encode_chat), ApiError (a message says what the template does not read).
+    Raises RequestError (see AsyncLLM.encode_chat), ApiError (a message says what the template does not read, or the
+    request's template is none).
     """
     if not messages:
         raise ApiError(400, "messages is empty; it needs at least one", param="messages", code="invalid_value")
@@ -53,10 +56,14 @@ async def encode_messages(
             return llm.encode_chat(turns, chat_template_kwargs=kwargs, **options)
         own = llm.chat_template
         given = ChatTemplate(chat_template, own.bos_token, own.eos_token)
-        ids = given.encode(llm.tokenizer, turns, **options, **kwargs)
+        try:
+            ids = given.encode(llm.tokenizer, turns, **options, **kwargs)
+        except ModelFormatError as error:
+            raise ApiError(400, f"chat_template: {error}", param="chat_template", code="invalid_value") from None
         return ids if continue_final_message else ChatTokens(ids)
 
-    return await off_loop(sum(_size(message) for message in messages), encode)
+    # A template of a request may take all of the time that templates are given.
+    return await off_loop(sum(map(_size, messages)) if chat_template is None else inf, encode)
 
 
 async def encode_prompts(
