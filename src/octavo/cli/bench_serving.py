@@ -33,7 +33,7 @@ def _check(target: str | None, plot: str | None = None) -> None:
 @click.option("--requests", type=COUNT, default=32, show_default=True, help="Requests of a wave, all sent at once.")
 @click.option("--shared-tokens", type=COUNT, default=2000, show_default=True, help="That all prompts begin with.")
 @click.option("--own-tokens", type=COUNT, default=200, show_default=True, help="Of each prompt after these.")
-@click.option("--output-tokens", type=COUNT, default=64, show_default=True, help="Of each answer.")
+@click.option("--output-tokens", type=COUNT, default=32, show_default=True, help="Of each answer.")
 @BLOCK_SIZE
 @_repeats(2)
 @THREADS

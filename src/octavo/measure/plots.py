@@ -81,8 +81,13 @@ def plot_pool(report: Report, path: str | PathLike[str]) -> None:
     longest = max((row["timeline"]["time_s"][-1] for row in report.rows), default=1)
     for axes, row in zip(all_axes, report.rows, strict=True):
         line = row["timeline"]
-        axes.fill_between(line["time_s"], line["allocated_slots"], color="#cccccc", label="allocated", linewidth=0)
-        axes.fill_between(line["time_s"], line["used_slots"], color=COLORS[0], label="holding tokens", linewidth=0)
+        # A value is that of the step which ended then.
+        times = [0.0, *line["time_s"]]
+        for key, color, label in (
+            ("allocated_slots", "#cccccc", "allocated"),
+            ("used_slots", COLORS[0], "holding tokens"),
+        ):
+            axes.fill_between(times, [line[key][0], *line[key]], step="pre", color=color, label=label, linewidth=0)
         name = labels[row["allocator"]].format(**bench)
         axes.set_title(f"{name}: {100 * row['utilization_mean']:.0f} % used, {row['running']:.0f} at once", fontsize=10)
         axes.set(ylim=(0, 1.05 * bench["pool_tokens"]), xlim=(0, longest), ylabel="slots")

@@ -32,7 +32,7 @@ __all__ = ["PrefixBench", "bench_prefix"]
 
 WAVES = ("off", "cold", "warm")
 # Pairs of single requests after each warm wave: a first token takes a moment, so that many cost nothing.
-HIT_PAIRS = 4
+HIT_PAIRS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class PrefixBench:
     requests: int = 32
     shared_tokens: int = 2000
     own_tokens: int = 200
-    output_tokens: int = 64
+    output_tokens: int = 32
     block_size: int = DEFAULT_BLOCK_SIZE
     repeats: int = 2
     threads: int | None = None
