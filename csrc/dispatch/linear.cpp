@@ -7,8 +7,8 @@ namespace octavo {
 namespace {
 
 constexpr std::size_t kItemBytes = 128 << 10;  // weights of one work item, some 5 us of streaming
-constexpr int kFarRows = 16;                  // see Context::linear
-constexpr int kFewRows = 4;                   // cheaper on one thread than a barrier
+constexpr int kFarRows = 16;                  // see Cut
+constexpr int kFewRows = 4;                   // bound by memory; quantized by one thread, cheaper than a barrier
 // A row has fewer outliers than this: x^2 of each is above kOutlier^2 times the mean.
 int most_outliers(int k) { return static_cast<int>(static_cast<float>(k) / (kOutlier * kOutlier)) + 1; }
 
@@ -127,30 +127,68 @@ Activations Context::activate(const float* x, int rows, const PackedLinear& w, c
 
 namespace {
 
-// Panels that one call of the kernel takes: two of a segment, or a gate's and its up's.
-struct Share {
+struct Share {  // of a segment; a pair is two panels of it, or a gate's and its up's
   const Segment* segment;
   int pairs, per_item, items;
 };
 
+// A matrix cut into work items. Few rows take panels half a segment apart, so that a thread that walks on reads two
+// streams without gaps; many take neighbours, whose outputs share pages.
+struct Cut {
+  std::vector<Share> shares;
+  int items = 0;
+
+  Cut(const PackedLinear& w, int threads) {
+    const std::size_t segments = w.gated ? 1 : w.segments.size();
+    for (std::size_t i = 0; i < segments; ++i) {
+      const Segment& s = w.segments[i];
+      const int pairs = w.gated ? s.panel_count() : half_of(s);
+      const int fair = std::max(1, pairs / (4 * threads));
+      const int per_item = std::clamp<int>(static_cast<int>(kItemBytes / (2 * s.panel_bytes)), 1, fair);
+      shares.push_back({&s, pairs, per_item, (pairs + per_item - 1) / per_item});
+      items += shares.back().items;
+    }
+  }
+
+  // The share that an item belongs to; item becomes its number there.
+  const Share& share_of(int& item) const {
+    const Share* share = shares.data();
+    for (; item >= share->items; ++share) item -= share->items;
+    return *share;
+  }
+
+  static int half_of(const Segment& s) { return (s.panel_count() + 1) / 2; }
+};
+
+// Tell the pool where each thread will begin to read w for a few rows.
+void expect(Pool& pool, const PackedLinear& w) {
+  const Cut cut(w, pool.threads());
+  for (int t = 0; t < pool.threads(); ++t) {
+    int item = pool.first_item(cut.items, t);
+    if (item == cut.items) continue;
+    const Share& share = cut.share_of(item);
+    const Segment &s = *share.segment, &other = w.gated ? w.segments[1] : s;
+    const std::size_t p = static_cast<std::size_t>(item) * share.per_item, q = w.gated ? p : p + Cut::half_of(s);
+    pool.expect(t, s.panels + p * s.panel_bytes, other.panels + q * other.panel_bytes);
+  }
+}
+
 }  // namespace
 
 void Context::linear(const float* x, int rows, const PackedLinear& w, const NormArgs& norm, Act act,
-                     const float* residual, const NormArgs& post, float* y) {
+                     const float* residual, const NormArgs& post, float* y, const PackedLinear* next) {
   const Activations a = activate(x, rows, w, norm);
   const int columns = w.gated ? w.rows / 2 : w.rows;
   const float* add = post.weight ? nullptr : residual;
   const float* bias = w.bias.empty() ? nullptr : w.bias.data();
   const auto bias_of = [&](const Segment& s, int p) { return bias ? bias + s.first_row + p * kLanes : nullptr; };
 
-  // Two panels for one block of rows, from the product to the output (one of an odd number is alone). Few rows take them
-  // half a segment apart, so that a thread that walks on reads two streams without gaps; many take neighbours, whose
-  // outputs share pages.
+  // Two panels for one block of rows, from the product to the output (one of an odd number is alone).
   const bool far = rows <= kFarRows;
   auto pair = [&](const Segment& s, int index, int row0, int row1) {
     alignas(64) float acc[2][kBlockRows * kLanes];
     float* const out[2] = {acc[0], acc[1]};
-    const int apart = far ? (s.panel_count() + 1) / 2 : 1, step = far ? 1 : 2, p = step * index;
+    const int apart = far ? Cut::half_of(s) : 1, step = far ? 1 : 2, p = step * index;
     const int count = p + apart < s.panel_count() ? 2 : 1, m = row1 - row0;
     const std::size_t bytes = s.panel_bytes;
     const uint8_t *first = s.panels + p * bytes, *second = first + apart * bytes;
@@ -186,26 +224,16 @@ void Context::linear(const float* x, int rows, const PackedLinear& w, const Norm
     kernels_.store_rows(out, m, n, nullptr, add ? add + to : nullptr, y + to, columns);
   };
 
-  const int blocks = a.blocks(), segments = w.gated ? 1 : static_cast<int>(w.segments.size());
-  std::vector<Share> shares(segments);
-  int items = 0;
-  for (int i = 0; i < segments; ++i) {
-    const Segment& s = w.segments[i];
-    const int pairs = w.gated ? s.panel_count() : (s.panel_count() + 1) / 2;
-    const int fair = std::max(1, pairs / (4 * pool_.threads()));
-    const int per_item = std::clamp<int>(static_cast<int>(kItemBytes / (2 * s.panel_bytes)), 1, fair);
-    shares[i] = {&s, pairs, per_item, (pairs + per_item - 1) / per_item};
-    items += shares[i].items;
-  }
-  pool_.run(blocks * items, [&](int item) {  // all panels pass by one block of rows before the next block
-    const int row0 = item / items * kBlockRows, row1 = std::min(rows, row0 + kBlockRows);
-    item %= items;
-    const Share* share = shares.data();
-    for (; item >= share->items; ++share) item -= share->items;
-    const int end = std::min(share->pairs, (item + 1) * share->per_item);
-    for (int p = item * share->per_item; p < end; ++p) {
-      if (w.gated) gate(*share->segment, p, row0, row1);
-      else pair(*share->segment, p, row0, row1);
+  const Cut cut(w, pool_.threads());
+  if (next && rows <= kFewRows) expect(pool_, *next);
+  pool_.run(a.blocks() * cut.items, [&](int item) {  // all panels pass by one block of rows before the next block
+    const int row0 = item / cut.items * kBlockRows, row1 = std::min(rows, row0 + kBlockRows);
+    item %= cut.items;
+    const Share& share = cut.share_of(item);
+    const int end = std::min(share.pairs, (item + 1) * share.per_item);
+    for (int p = item * share.per_item; p < end; ++p) {
+      if (w.gated) gate(*share.segment, p, row0, row1);
+      else pair(*share.segment, p, row0, row1);
     }
   });
   if (post.weight)

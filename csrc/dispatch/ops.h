@@ -40,8 +40,9 @@ class Context {
   const Kernels& kernels() const { return kernels_; }
 
   void rms_norm(const float* x, int rows, int n, const NormArgs& norm, float* y);
+  // next: the matrix that will be read after w; null: not known.
   void linear(const float* x, int rows, const PackedLinear& w, const NormArgs& norm, Act act, const float* residual,
-              const NormArgs& post, float* y);
+              const NormArgs& post, float* y, const PackedLinear* next = nullptr);
   void softcap(float* x, std::ptrdiff_t n, float cap);
   void embedding(Format format, const uint8_t* table, int columns, const int32_t* tokens, int count, float scale,
                  float* y);

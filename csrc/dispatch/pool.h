@@ -21,6 +21,14 @@ class Pool {
   int threads() const { return threads_; }
   std::mutex& mutex() { return mutex_; }  // held by a caller for the length of an operation
 
+  // Where a thread's share of the next job begins, in two streams: while it waits, it fetches some of them into its
+  // cache. Any address will do, also of what is gone by then.
+  void expect(int thread, const uint8_t* first, const uint8_t* second);
+  // The first of a job's items that a thread takes.
+  int first_item(int items, int thread) const {
+    return static_cast<int>(static_cast<int64_t>(items) * thread / threads_);
+  }
+
   // fn(item) for every item of [0, items), on all threads, each item once. Returns when all are done.
   template <class Fn> void run(int items, const Fn& fn) {
     run_job(items, [](const void* f, int item) { (*static_cast<const Fn*>(f))(item); }, &fn);
@@ -35,11 +43,15 @@ class Pool {
   bool join(uint32_t& seen);
   void leave();
   void drain(int self);
+  template <class Done> bool wait_and_fetch(int self, const Done& done);
 
   // Each thread starts with a stretch of items of its own, so that it walks through memory in order, and helps the
   // others when it is done: begin << 32 | end.
   struct alignas(64) Range {
     std::atomic<uint64_t> span{0};
+    std::atomic<const uint8_t*> ahead[2]{};  // what `expect` said
+    std::ptrdiff_t fetched = 0;              // of it, by the thread itself
+    const uint8_t* from = nullptr;           // the ahead[0] that this counts for
   };
   static uint64_t span_of(uint32_t begin, uint32_t end) { return static_cast<uint64_t>(begin) << 32 | end; }
   static int take(Range& range, bool own);

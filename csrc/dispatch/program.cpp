@@ -36,7 +36,7 @@ int Program::add(Op op, int in, int residual, int width, bool by_row) {
   require(output_ < 0, "the program is finished");
   const int out = static_cast<int>(buffers_.size());
   buffers_.push_back({width, by_row, -1, -1});
-  code_.push_back({std::move(op), in, residual, out});
+  code_.push_back({std::move(op), in, residual, out, nullptr});
   return out;
 }
 
@@ -78,7 +78,7 @@ int Program::select_rows(int x) {
 void Program::softcap(int x, const Softcap& op) {
   require(output_ < 0, "the program is finished");
   buffer(x);
-  code_.push_back({op, x, -1, x});
+  code_.push_back({op, x, -1, x, nullptr});
 }
 
 void Program::finish(int output) {
@@ -88,6 +88,12 @@ void Program::finish(int output) {
     for (const int id : {code_[at].in, code_[at].residual, code_[at].out})
       if (id >= 0) buffers_[id].last_use = static_cast<int>(at);
   output_ = output;
+  const PackedLinear* next = nullptr;
+  for (int round = 0; round < 2; ++round)  // after the last instruction comes the next step's first
+    for (auto i = code_.rbegin(); i != code_.rend(); ++i) {
+      i->next = next;
+      if (const auto* op = std::get_if<Linear>(&i->op)) next = op->w;
+    }
   // An output never lies where an input of the same instruction does: slots are given back after it.
   std::vector<int> free;
   for (std::size_t at = 0; at < code_.size(); ++at) {
@@ -189,7 +195,7 @@ void Program::execute(Context& c, const Instruction& i, const KvLayers& kv, cons
   std::visit(Overloaded{
     [&](const Embedding& op) { c.embedding(op.format, op.table, op.columns, step.tokens, rows, op.scale, y); },
     [&](const RmsNorm& op) { c.rms_norm(x, rows, width, op.norm, y); },
-    [&](const Linear& op) { c.linear(x, rows, *op.w, op.norm, op.act, residual, op.post, y); },
+    [&](const Linear& op) { c.linear(x, rows, *op.w, op.norm, op.act, residual, op.post, y, i.next); },
     [&](const RopeKvWrite& op) {
       c.rope_kv_write(x, kv.layers[op.layer], step.batch, op.heads, op.rope, op.q, op.k, y);
     },

@@ -58,7 +58,7 @@ class Program {
 
  private:
   using Op = std::variant<Embedding, RmsNorm, Linear, RopeKvWrite, Attention, SelectRows, Softcap>;
-  struct Instruction { Op op; int in, residual, out; };
+  struct Instruction { Op op; int in, residual, out; const PackedLinear* next; };  // next: matrix read after this
   struct Buffer { int width; bool by_row; int last_use; int slot; };  // slot -1: the caller's memory
   struct Slot { std::size_t by_token = 0, by_row = 0; };              // widths of the widest buffers in it
 
