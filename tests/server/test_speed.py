@@ -102,12 +102,25 @@ class Engine:
         return (50.0 if context_tokens == 1000 else 100.0) if self._limit else None
 
 
+class Memory:
+    """What a measurement of it says: one rate after the other, the last one ever after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
+        self.rates, self.taken = list(rates), 0
+        monkeypatch.setattr(module, "stream_gb_s", self.measure)
+
+    def measure(self, llm: Any, *, again: bool = False) -> float:
+        self.taken += again
+        return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
+
+
 def limit_of(engine: Engine) -> tuple[MemoryLimit, Any]:
     registry: Any = SimpleNamespace(models=[SimpleNamespace(llm=engine), SimpleNamespace(llm=None)])
     return MemoryLimit(registry), engine
 
 
-def test_the_limit_is_measured_once_somebody_has_asked_and_nothing_runs() -> None:
+def test_the_limit_is_measured_once_somebody_has_asked_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    Memory(monkeypatch, 10.0)
     limit, engine = limit_of(Engine())
     engine.running = 2
     assert limit.step_s(engine, engine.stats()) is None
@@ -119,7 +132,8 @@ def test_the_limit_is_measured_once_somebody_has_asked_and_nothing_runs() -> Non
     assert limit.step_s(engine, engine.stats()) == pytest.approx(0.01)
 
 
-def test_weights_are_read_once_and_the_kv_of_each_sequence() -> None:
+def test_weights_are_read_once_and_the_kv_of_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    Memory(monkeypatch, 10.0)
     limit, engine = limit_of(Engine())
     limit.step_s(engine, engine.stats())
     limit.join(10)
@@ -127,9 +141,25 @@ def test_weights_are_read_once_and_the_kv_of_each_sequence() -> None:
     assert limit.step_s(engine, engine.stats()) == pytest.approx(0.01 + 3 * (0.02 - 0.01))
 
 
+def test_the_best_of_several_measurements_counts(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(monkeypatch, 10.0, 5.0, 20.0, 15.0)
+    limit, engine = limit_of(Engine())
+    found = []
+    for _ in range(20):
+        found.append(limit.step_s(engine, engine.stats()))
+        limit.join(10)
+        clock.now += 6
+    assert found[:2] == [None, pytest.approx(0.01)]
+    assert found[4:] == [pytest.approx(0.005)] * 16
+    assert memory.taken == 5
+
+
 @pytest.mark.parametrize("engine", [Engine(limit=False), Engine(closed=True)], ids=["no limit", "closed meanwhile"])
-def test_where_there_is_no_limit(engine: Any) -> None:
+def test_where_there_is_no_limit(engine: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(monkeypatch, 10.0)
     limit, _ = limit_of(engine)
     for _ in range(3):
         assert limit.step_s(engine, engine.stats()) is None
         limit.join(10)
+        clock.now += 60
+    assert memory.taken == 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from octavo.core.errors import EngineClosedError
 from octavo.engine.async_llm import AsyncLLM
@@ -23,18 +23,21 @@ STAGES = ("schedule_s", "run_s", "sample_s", "commit_s")
 
 _APART_S = 0.5  # readings that come sooner after one another are one
 _KEPT_S = 120.0
+_SAMPLES = 6
+_SAMPLES_APART_S = 10.0
 
 
 class MemoryLimit:
     """Seconds of a decode step if memory streamed at its measured rate.
 
-    Measuring that takes all cores for a quarter of a second and 256 MiB of memory. So it is done once, after somebody
-    has asked for the first time, in a thread, at a moment at which nothing runs or waits; until then there is no limit.
+    Measuring that takes all cores for a quarter of a second and 256 MiB of memory. So it is done after somebody has
+    asked, in a thread, at moments at which nothing runs or waits; until then there is no limit. Other programs may be
+    busy at such a moment, so it is done several times, and the best counts.
     """
 
     def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
-        self._known: WeakSet[AsyncLLM] = WeakSet()
+        self._rates: WeakKeyDictionary[AsyncLLM, _Rates] = WeakKeyDictionary()
         self._thread: threading.Thread | None = None
 
     def step_s(self, llm: AsyncLLM, stats: EngineStats) -> float | None:
@@ -42,14 +45,16 @@ class MemoryLimit:
 
         None: not measured yet, or the backend has no limit. Never waits.
         """
-        if llm not in self._known:
+        rates = self._rates.get(llm)
+        if rates is None or rates.wants_more():
             self._measure(llm)
+        if rates is None or not rates.samples:
             return None
         weights = llm.decode_limit_tok_s(0)
-        if weights is None:
+        each = llm.decode_limit_tok_s(stats.used_slots // stats.running) if stats.running else weights
+        if weights is None or each is None:
             return None
-        each = llm.decode_limit_tok_s(stats.used_slots // stats.running) if stats.running else None
-        return 1 / weights if each is None else 1 / weights + stats.running * (1 / each - 1 / weights)
+        return (1 / weights + stats.running * (1 / each - 1 / weights)) * rates.samples[0] / max(rates.samples)
 
     def join(self, timeout_s: float) -> None:
         """Wait for a measurement that is under way."""
@@ -67,8 +72,36 @@ class MemoryLimit:
 
     def _run(self, llm: AsyncLLM) -> None:
         with suppress(EngineClosedError):  # it was unloaded meanwhile
-            llm.decode_limit_tok_s()
-            self._known.add(llm)
+            if llm not in self._rates:
+                reckoned = None if llm.decode_limit_tok_s() is None else stream_gb_s(llm)
+                self._rates[llm] = _Rates([] if reckoned is None else [reckoned])
+            self._rates[llm].add(llm)
+
+
+class _Rates:
+    """Of one engine's memory, as measured; the first is the one that its own limits reckon with. None: it has none."""
+
+    def __init__(self, samples: list[float]) -> None:
+        self.samples = samples
+        self._taken = time.monotonic()
+
+    def wants_more(self) -> bool:
+        apart_s = time.monotonic() - self._taken
+        return 0 < len(self.samples) < _SAMPLES and apart_s >= _SAMPLES_APART_S
+
+    def add(self, llm: AsyncLLM) -> None:
+        if self.samples:
+            self.samples.append(stream_gb_s(llm, again=True))
+            self._taken = time.monotonic()
+
+
+def stream_gb_s(llm: AsyncLLM, *, again: bool = False) -> float:
+    """Gigabytes per second that the engine's threads read; `again`: not those measured before in this process."""
+    from octavo.ops.native import measure_stream
+
+    threads = llm.config.threads
+    assert threads is not None, "only the native backend has a limit"
+    return measure_stream.__wrapped__(threads) if again else measure_stream(threads)
 
 
 @dataclass(frozen=True)
