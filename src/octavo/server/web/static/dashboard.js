@@ -58,7 +58,7 @@ function bar(id, parts) {
 }
 
 const list = (id, rows) => $(id).replaceChildren(
-  ...rows.flatMap(([label, told]) => [el("dt", {}, label), el("dd", {}, told)]));
+  ...rows.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told))));
 
 // ---- one model
 
