@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.server.anthropic import ANTHROPIC
@@ -17,6 +18,8 @@ from octavo.server.openai.routes import openai_routes
 from octavo.server.openapi import description_route
 from octavo.server.service import Service
 from octavo.server.system import octavo_version, system_routes
+from octavo.server.tgi import TGI
+from octavo.server.tgi.routes import tgi_routes
 from octavo.server.web import web_routes
 
 __all__ = ["App", "create_app"]
@@ -24,9 +27,10 @@ __all__ = ["App", "create_app"]
 
 def create_app(service: Service) -> App:
     """The application with all APIs."""
-    endpoints = [*system_routes(), *openai_routes(), *anthropic_routes(), *metrics_routes(service), *web_routes()]
+    apis = [*openai_routes(), *anthropic_routes(), *tgi_routes()]
+    endpoints = [*system_routes(), *apis, *metrics_routes(service), *web_routes()]
     description = description_route(endpoints, title="Octavo", version=octavo_version())
-    return App(service, [*endpoints, description], {"/v1/messages": ANTHROPIC})
+    return App(service, [*endpoints, description], {"/v1/messages": ANTHROPIC, "/generate": TGI})
 
 
 class App:
@@ -40,7 +44,11 @@ class App:
         self._dialects = dict(dialects or {})
         self._routes: dict[str, dict[str, Endpoint]] = {}
         for endpoint in self.endpoints:
-            self._routes.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+            methods = self._routes.setdefault(endpoint.path, {})
+            first = methods.get(endpoint.method)
+            if first is not None and endpoint.told_by is None:
+                raise ValueError(f"two endpoints answer {endpoint.method} {endpoint.path}")
+            methods[endpoint.method] = endpoint if first is None else replace(first, variant=endpoint)
         self._patterns = [(_pattern(path), path) for path in self._routes if "{" in path]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:

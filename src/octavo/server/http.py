@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from octavo.server.models import ServedModel
     from octavo.server.service import Service
 
-__all__ = ["Call", "Endpoint", "Reply", "Stream", "send_problem"]
+__all__ = ["EVENTS", "JSON", "NDJSON", "Call", "Endpoint", "Refusal", "Reply", "Stream", "send_problem"]
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+NDJSON = "application/x-ndjson"
 
 
 @dataclass
@@ -93,6 +94,8 @@ class Endpoint:
     body: the type of the request's body; None: it has none. reply: of the answer's, for the API's description; None: it
     is not JSON. refused: fields of the API that are known and not supported -> why (see `invalid_body` for inner ones).
     public: needs no API key. working: refused while the server drains. statuses: of errors, besides those of all.
+    streams: the media type of a streamed answer. told_by: where two APIs have the same path, the field of its own that
+    tells one's bodies from the other's; it is the `variant` of the other.
     """
 
     path: str
@@ -105,32 +108,39 @@ class Endpoint:
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     public: bool = False
     working: bool = False
-    streams: bool = False
+    streams: str | None = None
     statuses: tuple[int, ...] = ()
+    told_by: str | None = None
+    variant: Endpoint | None = None
 
     async def run(self, call: Call, receive: Receive, send: Send) -> None:
         """Answer a request that has been let in."""
-        out = _Out(call, send)
+        out, endpoint = _Out(call, send), self
         try:
             if self.working and call.service.draining:
                 raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
-            body = await self._read(call, receive)
-            if self.body is not None and body is None:
-                call.record.status = CLIENT_GONE
-                return
-            await self._attend(call, body, receive, out)
+            body = None
+            if self.body is not None:
+                content = await read_body(call.headers, receive, call.service.config.max_body_bytes)
+                if content is None:
+                    call.record.status = CLIENT_GONE
+                    return
+                check_depth(content, call.service.config.max_json_depth)
+                endpoint = self._meant_by(content)
+                body = endpoint._decode(content)
+            await endpoint._attend(call, body, receive, out)
         except Exception as error:
-            await out.fail(self.dialect, describe(error))
+            await out.fail(endpoint.dialect, describe(error))
 
-    async def _read(self, call: Call, receive: Receive) -> Any:
-        if self.body is None:
-            return None
-        config = call.service.config
-        content = await read_body(call.headers, receive, config.max_body_bytes)
-        if content is None:
-            return None
-        check_depth(content, config.max_json_depth)
-        return self._decode(content)
+    def _meant_by(self, content: bytes) -> Endpoint:
+        """The one of two APIs that a body is for."""
+        if self.variant is None:
+            return self
+        try:
+            names = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        except msgspec.MsgspecError:
+            return self
+        return self.variant if self.variant.told_by in names else self
 
     def _decode(self, content: bytes) -> Any:
         try:

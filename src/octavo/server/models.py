@@ -21,10 +21,13 @@ from octavo.server.config import ModelSpec
 from octavo.server.errors import ApiError
 from octavo.server.memory import share_for
 
-__all__ = ["ModelRegistry", "ServedModel", "public_name"]
+__all__ = ["NO_NAMES", "ModelRegistry", "ServedModel", "public_name"]
 
 T = TypeVar("T")
 logger = logging.getLogger("octavo.server")
+
+NO_NAMES = ("dummy", "tgi")
+"""What Hugging Face's clients send, and are told to send, where they know an address and no model."""
 
 _MAX_NAME = 256
 _UNTRUE_NAME = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)\.\.?(/|$)|^/|^~")
@@ -125,10 +128,11 @@ class ModelRegistry:
         await self.unload(model)
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of a name; the first one for None. Raises ApiError 400 (it can be no name), 404 (not served)."""
+        """The model of a name; the first one for None and NO_NAMES. Raises ApiError 400 (it can be no name), 404 (not
+        served)."""
         if name is None:
             return self.models[0]
-        model = self._by_name.get(name)
+        model = self._by_name.get(name, self.models[0] if name in NO_NAMES else None)
         if model is not None:
             return model
         if not name or len(name) > _MAX_NAME or _UNTRUE_NAME.search(name):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.server.http import EVENTS, JSON, Call, Endpoint, Reply
+from octavo.server.http import EVENTS, JSON, NDJSON, Call, Endpoint, Reply
 from octavo.server.openai import OPENAI
 
 __all__ = ["describe_api", "description_route"]
@@ -16,6 +16,7 @@ __all__ = ["describe_api", "description_route"]
 _ALWAYS = (403, 500)
 _OF_BODIES = (400, 413)
 _OF_WORK = (404, 503, 504)
+_STREAMS = {EVENTS: "server-sent events, where it is streamed", NDJSON: "one JSON object a line, where it is streamed"}
 
 
 def description_route(endpoints: Sequence[Endpoint], *, title: str, version: str) -> Endpoint:
@@ -39,7 +40,9 @@ def describe_api(endpoints: Sequence[Endpoint], *, title: str, version: str, nee
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         path = re.sub(r"\{(\w+):path\}", r"{\1}", endpoint.path)
-        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, by_type, needs_key)
+        operation = _operation(endpoint, by_type, needs_key)
+        methods, name = paths.setdefault(path, {}), endpoint.method.lower()
+        methods[name] = _either(methods[name], operation) if name in methods else operation
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
@@ -78,10 +81,22 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any], needs_key: bool) -> 
     return operation
 
 
+def _either(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two APIs at one path: what the first says, with schemas that allow the second's as well."""
+    merged = {**second, **first}
+    for name, value in first.items():
+        other = second.get(name)
+        if name == "schema" and other is not None and other != value:
+            merged[name] = {"anyOf": [value, other]}
+        elif isinstance(value, dict) and isinstance(other, dict):
+            merged[name] = _either(value, other)
+    return merged
+
+
 def _answer(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if endpoint.reply is not None:
         content[JSON] = {"schema": schemas[endpoint.reply]}
-    if endpoint.streams:
-        content[EVENTS] = {"schema": {"type": "string", "description": "server-sent events, where stream is true"}}
+    if endpoint.streams is not None:
+        content[endpoint.streams] = {"schema": {"type": "string", "description": _STREAMS[endpoint.streams]}}
     return {"description": endpoint.summary, "content": content}

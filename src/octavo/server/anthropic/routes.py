@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.server.anthropic import ANTHROPIC, OVERLOADED
 from octavo.server.anthropic.messages import count_tokens, create_message
 from octavo.server.anthropic.schema import REFUSED, CountRequest, InputTokens, Message, MessageRequest
-from octavo.server.http import Endpoint
+from octavo.server.http import EVENTS, Endpoint
 
 __all__ = ["anthropic_routes"]
 
@@ -22,7 +22,7 @@ def anthropic_routes() -> list[Endpoint]:
             reply=Message,
             refused=REFUSED,
             working=True,
-            streams=True,
+            streams=EVENTS,
             statuses=(OVERLOADED,),
         ),
         Endpoint(

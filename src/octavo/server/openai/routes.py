@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.server.http import Endpoint
+from octavo.server.http import EVENTS, Endpoint
 from octavo.server.openai import OPENAI
 from octavo.server.openai.chat import CHAT_REFUSED, chat_completions
 from octavo.server.openai.completions import COMPLETION_REFUSED, completions
@@ -53,7 +53,7 @@ def _generating() -> list[Endpoint]:
             reply=ChatCompletion,
             refused=CHAT_REFUSED,
             working=True,
-            streams=True,
+            streams=EVENTS,
         ),
         Endpoint(
             "/v1/completions",
@@ -65,7 +65,7 @@ def _generating() -> list[Endpoint]:
             reply=Completion,
             refused=COMPLETION_REFUSED,
             working=True,
-            streams=True,
+            streams=EVENTS,
         ),
         Endpoint(
             "/v1/embeddings",
@@ -94,7 +94,7 @@ def _responses() -> list[Endpoint]:
             reply=Response,
             refused=RESPONSE_REFUSED,
             working=True,
-            streams=True,
+            streams=EVENTS,
         ),
         Endpoint(one, "GET", get_response, OPENAI, "A response.", reply=Response, statuses=(404,)),
         Endpoint(one, "DELETE", delete_response, OPENAI, "Forget a response.", reply=Deleted, statuses=(404,)),
