@@ -20,6 +20,7 @@ from octavo.core.params import SamplingParams
 from octavo.engine.loop import EngineLoop
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.plan import StepPlan
+from octavo.engine.sequence import Group
 from octavo.engine.step import Engine
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -111,10 +112,51 @@ def test_errors_of_a_request_come_from_add_and_leave_nothing_behind() -> None:
 
 def test_an_id_is_free_as_soon_as_its_request_has_ended() -> None:
     with running() as (loop, engine, _):
-        for _ in range(20):
-            box = submit(loop, engine, PROMPT, 1, request_id="again")
-            while not box.group.finished:  # sees the end before the thread has told anybody
-                pass
+        step, ended, told = engine.step, threading.Event(), threading.Event()
+
+        def pause() -> list[Group]:
+            groups = step()
+            if any(group.finished for group in groups):
+                ended.set()
+                told.wait()
+            return groups
+
+        engine.step = pause  # type: ignore[method-assign]
+        first = submit(loop, engine, PROMPT, 1, request_id="again")
+        assert ended.wait(30)
+        assert loop.find("again") is None  # before the thread has told anybody
+        second = submit(loop, engine, PROMPT, 3, request_id="again")
+        told.set()
+        assert (reason(first), reason(second)) == ("length", "length")
+        assert loop._names == {}
+
+
+def test_what_callers_see_changes_under_the_lock_of_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guarded(name: str) -> Callable[..., Any]:
+        plain = getattr(engine.scheduler, name)
+
+        def change(*args: Any) -> Any:
+            seen.add((name, engine.results._is_owned()))  # type: ignore[attr-defined]
+            return plain(*args)
+
+        return change
+
+    seen: set[tuple[str, bool]] = set()
+    with running() as (loop, engine, _):
+        for name in ("commit", "advance", "end"):
+            monkeypatch.setattr(engine.scheduler, name, guarded(name))
+        box, aborted = submit(loop, engine, PROMPT), submit(loop, engine, [1, *PROMPT], 200)
+        loop.abort(aborted.group)
+        result(box)
+        result(aborted)
+    assert seen == {("commit", True), ("advance", True), ("end", True)}
+
+
+def test_a_change_between_looking_and_waiting_is_not_slept_through() -> None:
+    with running() as (loop, engine, _):
+        box = submit(loop, engine, PROMPT)
+        loop.drain().result(30)
+        asyncio.run(asyncio.wait_for(box.wait(box.group.version - 1), 30))
 
 
 def test_calls_run_between_steps_and_hand_on_errors() -> None:
@@ -302,38 +344,39 @@ def test_callers_of_a_closed_event_loop_do_not_keep_their_requests() -> None:
         assert box.group.sequences[0].finish_reason == "abort"
 
 
-def test_a_caller_is_woken_once_for_each_step_however_many_requests_it_has() -> None:
-    class Counting(asyncio.SelectorEventLoop):
-        wakes = 0
+class Counting(asyncio.SelectorEventLoop):
+    """Counts how often another thread wakes it."""
 
-        def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
-            self.wakes += 1
-            return super().call_soon_threadsafe(*args, **kwargs)
+    wakes = 0
 
-    async def follow(box: Mailbox) -> int:
-        looked = 0
+    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+        self.wakes += 1
+        return super().call_soon_threadsafe(*args, **kwargs)
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_caller_is_woken_once_for_each_step_however_many_requests_it_has(final: bool) -> None:
+    async def follow(box: Mailbox) -> None:
         while not box.group.finished:
             await box.wait(box.group.version)
-            looked += 1
-        return looked
 
-    async def follow_all(boxes: list[Mailbox]) -> list[int]:
+    async def follow_all(boxes: list[Mailbox]) -> None:
         tasks = [asyncio.ensure_future(follow(box)) for box in boxes]
         await asyncio.sleep(0)
         for box in boxes:
             loop.add(box)
-        return await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks)
 
     with running() as (loop, engine, _):
         params = SamplingParams(temperature=0, max_tokens=30)
-        boxes = [Mailbox(prepared(engine, [i, *PROMPT], params)) for i in range(8)]
+        boxes = [Mailbox(prepared(engine, [i, *PROMPT], params), final=final) for i in range(8)]
         events = Counting()
         try:
-            looked = events.run_until_complete(follow_all(boxes))
+            events.run_until_complete(follow_all(boxes))
         finally:
             events.close()
-        assert events.wakes <= engine.stats().steps
-        assert sum(looked) >= events.wakes
+        # Those who want the end alone are woken by the steps in which one of them ends.
+        assert 0 < events.wakes <= (len(boxes) if final else engine.stats().steps)
 
 
 def test_many_threads_add_and_abort_at_once() -> None:

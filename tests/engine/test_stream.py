@@ -162,6 +162,22 @@ def test_the_states_are_those_between_two_steps() -> None:
         wait_for(follow_all())
 
 
+def test_a_state_is_read_under_the_lock_of_results() -> None:
+    with running() as (loop, engine, _):
+        states = stream(loop, engine, PROMPT, greedy(3), "delta")
+        assert states._news is not None
+        take, held = states._news.take, []
+
+        def reading() -> RequestOutput:
+            held.append(engine.results._is_owned())  # type: ignore[attr-defined]
+            return take()
+
+        states._news.take = reading  # type: ignore[method-assign]
+        wait_for(collect(states))
+        assert held
+        assert all(held)
+
+
 @pytest.mark.parametrize("how", ["break", "exception", "cancel", "aclose", "with", "dropped"])
 def test_leaving_a_stream_ends_its_request(how: str) -> None:
     async def follow(states: RequestStream) -> None:
