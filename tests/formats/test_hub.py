@@ -171,6 +171,20 @@ def test_paths(tmp_path: Path, store: ModelStore, monkeypatch: pytest.MonkeyPatc
         resolve("some/folder", store=store)
 
 
+def test_strangers_name_no_files_outside_of_the_folder(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "m.gguf").write_bytes(b"GGUF")
+    for text in ("folder/m.gguf", "./folder/m.gguf", str(tmp_path / "folder" / "m.gguf"), "folder/m"):
+        with pytest.raises((ModelNotFoundError, DownloadError)):
+            resolve(text, store=store, download=False, paths=False)
+    with pytest.raises(ModelNotFoundError, match="no model file"):
+        resolve("./folder", store=store, paths=False)
+    assert resolve("folder/m.gguf", store=store, download=False).name == "m.gguf"
+
+
 @pytest.mark.parametrize("text", ["./none.gguf", "none.gguf", "org/none.gguf", "/x" * 3000])
 def test_a_missing_file_is_an_error_about_a_file(text: str, store: ModelStore) -> None:
     with pytest.raises(ModelNotFoundError):

@@ -122,6 +122,49 @@ def test_a_split_model_is_one(store: ModelStore) -> None:
     assert list(store.root.glob("*.gguf*")) == []
 
 
+def test_a_copy_is_the_same_file_by_another_name(store: ModelStore) -> None:
+    original = put(store, "a.gguf", b"GGUF one", "one")
+    copied = store.copy("one", "mine:v2")
+    assert copied.path == store.root / "mine-v2.gguf"
+    assert copied.path.stat().st_ino == original.stat().st_ino
+    assert store.find("mine:v2") == copied
+    assert copied.record is not None
+    assert (copied.record.sha256, copied.record.licence) == (hashlib.sha256(b"GGUF one").hexdigest(), "MIT")
+    assert store.is_verified(copied.path)
+    store.remove("one")
+    assert copied.path.read_bytes() == b"GGUF one"
+
+
+def test_a_copy_of_a_split_model_has_all_its_pieces(store: ModelStore) -> None:
+    names = [f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in names:
+        put(store, name, name.encode())
+    copied = store.copy(names[0], "mine")
+    assert [path.name for path in copied.paths] == ["mine-00001-of-00002.gguf", "mine-00002-of-00002.gguf"]
+    assert [path.read_bytes().decode() for path in copied.paths] == names
+    assert [model.name for model in store.models()] == [names[0], "mine"]
+
+
+def test_a_copy_takes_no_name_that_is_there(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "a.gguf", name="one")
+    put(store, "b.gguf", name="two")
+    with pytest.raises(ModelNotFoundError, match="no model 'three'"):
+        store.copy("three", "four")
+    for taken in ("two", "b"):
+        with pytest.raises(ModelError, match=f"there is a model '{taken}' already"):
+            store.copy("one", taken)
+    with pytest.raises(ModelNotFoundError, match="cannot be a file name"):
+        store.copy("one", "../x")
+
+    def fail(*paths: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(ModelError, match="cannot be linked as 'five': operation not permitted"):
+        store.copy("one", "five")
+    assert [model.name for model in store.models()] == ["one", "two"]
+
+
 @given(st.text(max_size=30))
 def test_no_name_leads_out_of_the_folder(relative: str) -> None:
     store = ModelStore(Path("/nowhere/models"))

@@ -30,16 +30,22 @@ KINDS = f"a path to a .gguf file, a short name ({', '.join(CATALOG)}), or org/re
 
 
 def resolve(
-    reference: str, *, download: bool = True, progress: Progress | None = None, store: ModelStore | None = None
+    reference: str,
+    *,
+    download: bool = True,
+    progress: Progress | None = None,
+    store: ModelStore | None = None,
+    paths: bool = True,
 ) -> Path:
     """The path of the model file that a reference means, downloaded first if need be.
 
     download: False refuses to use the network. progress: is told how a download goes. store: the model folder,
-    by default the one that OCTAVO_MODELS names.
+    by default the one that OCTAVO_MODELS names. paths: False for references of strangers, who may not name files
+    outside of it.
     Raises ModelNotFoundError: nothing of this name, or not downloaded; DownloadError: it cannot be fetched.
     """
     store = store or ModelStore.default()
-    local = _existing_path(reference)
+    local = _existing_path(reference) if paths else None
     if local is not None:
         return local
     try:
@@ -54,7 +60,7 @@ def resolve(
         raise DownloadError(f"cannot use the model folder {store.root} (OCTAVO_MODELS): {reason}") from error
     if stored is not None:
         return stored.path
-    raise _unknown(reference, store)
+    raise _unknown(reference, store, paths)
 
 
 def is_reference(text: str, store: ModelStore | None = None) -> bool:
@@ -171,8 +177,8 @@ def _not_downloaded(name: str, store: ModelStore) -> ModelNotFoundError:
     return ModelNotFoundError(f"{name} is not in {os.fspath(store.root)}; `octavo pull {name}` downloads it")
 
 
-def _unknown(reference: str, store: ModelStore) -> ModelNotFoundError:
-    if "/" in reference and Path(reference).expanduser().is_dir():
+def _unknown(reference: str, store: ModelStore, paths: bool) -> ModelNotFoundError:
+    if paths and "/" in reference and Path(reference).expanduser().is_dir():
         return ModelNotFoundError(f"the folder {reference!r} holds no .gguf file; a model is {KINDS}")
     if _looks_like_path(reference):
         return ModelNotFoundError(f"no model file {reference!r}; a model is {KINDS}")

@@ -180,6 +180,37 @@ class ModelStore:
         with self.lock(model.name if model else name, on_wait=lambda: _busy(name)):
             return self._remove(name, model)
 
+    def copy(self, name: str, new: str) -> StoredModel:
+        """Give a model of the folder another name, which takes no room: hard links to its files.
+
+        Raises ModelNotFoundError if the folder has nothing of this name, ModelError if the new one is taken or cannot
+        be had.
+        """
+        model = self.find(name)
+        if model is None:
+            raise ModelNotFoundError(f"no model {name!r} in {self.root}")
+        stem = new.replace(":", "-")
+        targets = [self.path(each) for each in _numbered(stem, len(model.paths))]
+        if self.find(new) is not None or any(target.exists() for target in targets):
+            raise ModelError(f"there is a model {new!r} already; choose another name, or remove it first")
+        targets[0].parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for source, target in zip(model.paths, targets, strict=True):
+                self._link(source, target, new, f"{model.name} by another name")
+        except OSError as error:
+            for target in targets:
+                target.unlink(missing_ok=True)
+                _record_path(target).unlink(missing_ok=True)
+            reason = error.strerror or str(error)
+            raise ModelError(f"{name} cannot be linked as {new!r}: {reason.lower()}") from error
+        return StoredModel(new, tuple(targets), model.size_bytes, self.record(targets[0]))
+
+    def _link(self, source: Path, target: Path, name: str, origin: str) -> None:
+        record = self.record(source)
+        sha256 = record.sha256 if record and self.is_verified(source) else file_sha256(source)
+        os.link(source, target)
+        self.register(target, name=name, origin=origin, sha256=sha256, licence=record.licence if record else None)
+
     def _remove(self, name: str, model: StoredModel | None) -> Removed:
         paths: list[Path] = []
         freed = 0
@@ -234,6 +265,11 @@ def _busy(name: str) -> None:
 
 def _record_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
+
+
+def _numbered(stem: str, count: int) -> list[str]:
+    """File names of a model of `count` pieces (see `pieces_of`)."""
+    return [f"{stem}.gguf"] if count == 1 else pieces_of(f"{stem}-00001-of-{count:05d}.gguf")
 
 
 def _quoted(name: str) -> str:
