@@ -53,6 +53,12 @@ _ENGINE = (
 @click.option("--allow-origin", "allowed_origins", multiple=True, help="A site whose pages may call; * for all.")
 @click.option("--allow-host", "allowed_hosts", multiple=True, help="A further name in the Host header.")
 @click.option("--allow-request-chat-template", is_flag=True, help="Let requests bring their own chat templates.")
+@click.option(
+    "--model-changes/--no-model-changes",
+    "allow_model_changes",
+    default=None,
+    help="Let Ollama's clients pull, copy, delete and use all models.  [default: if only this machine can connect]",
+)
 @click.option("--request-timeout", "request_timeout_s", type=float, help="Seconds after which a request is ended.")
 @click.option("--grace", "grace_s", type=float, default=30.0, show_default=True, help="Seconds to finish on SIGTERM.")
 @click.option("--max-body", "max_body_bytes", type=size, default=16 * 2**20, help="Of one request.  [default: 16MiB]")

@@ -13,6 +13,8 @@ from octavo.server.auth import check_key, check_place
 from octavo.server.errors import ApiError, Dialect, Problem
 from octavo.server.http import Call, Endpoint, Receive, Send, new_record, send_problem
 from octavo.server.metrics import metrics_routes
+from octavo.server.ollama import OLLAMA
+from octavo.server.ollama.routes import ollama_routes
 from octavo.server.openai import OPENAI
 from octavo.server.openai.routes import openai_routes
 from octavo.server.openapi import description_route
@@ -27,10 +29,11 @@ __all__ = ["App", "create_app"]
 
 def create_app(service: Service) -> App:
     """The application with all APIs."""
-    apis = [*openai_routes(), *anthropic_routes(), *tgi_routes()]
+    apis = [*openai_routes(), *ollama_routes(), *tgi_routes(), *anthropic_routes()]
     endpoints = [*system_routes(), *apis, *metrics_routes(service), *web_routes()]
     description = description_route(endpoints, title="Octavo", version=octavo_version())
-    return App(service, [*endpoints, description], {"/v1/messages": ANTHROPIC, "/generate": TGI})
+    dialects = {"/api/": OLLAMA, "/generate": TGI, "/v1/messages": ANTHROPIC}
+    return App(service, [*endpoints, description], dialects)
 
 
 class App:

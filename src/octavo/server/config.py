@@ -45,6 +45,8 @@ class ServerConfig:
         grace_s: how long running requests may take after SIGTERM.
         stall_after_s: /health fails while a step of an engine has run for longer.
         allow_request_chat_template: whether requests may bring templates of their own.
+        allow_model_changes: whether requests of the Ollama API may pull, copy and delete models, and use every one of
+            the model folder; None: where only this machine can connect.
         max_stored_responses: of the Responses API, the latest are kept for previous_response_id.
 
     Raises:
@@ -64,6 +66,7 @@ class ServerConfig:
     grace_s: float = 30.0
     stall_after_s: float = DEFAULT_STALL_AFTER_S
     allow_request_chat_template: bool = False
+    allow_model_changes: bool | None = None
     max_stored_responses: int = 1000
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from octavo.server.config import ModelSpec
 from octavo.server.errors import ApiError
 from octavo.server.memory import share_for
 
-__all__ = ["NO_NAMES", "ModelRegistry", "ServedModel", "public_name"]
+__all__ = ["NO_NAMES", "ModelRegistry", "ServedModel", "in_thread", "public_name"]
 
 T = TypeVar("T")
 logger = logging.getLogger("octavo.server")
@@ -227,7 +227,7 @@ class ModelRegistry:
         """Load it; while the machine has no room, unload what nobody uses. Raises what AsyncLLM raises."""
         while True:
             try:
-                return await _in_thread(lambda: self._make(model.spec.reference, **options))
+                return await in_thread(lambda: self._make(model.spec.reference, **options))
             except MemoryPlanError:
                 idle = self._least_used()
                 if idle is None:
@@ -242,7 +242,7 @@ class ModelRegistry:
         others = [each.spec for each in self.models if each is not model and each.llm is None]
         while True:
             free = most - sum(each.llm.memory_plan.total_bytes for each in self.models if each.llm is not None)
-            share = await _in_thread(partial(share_for, model.spec, others, free))
+            share = await in_thread(partial(share_for, model.spec, others, free))
             if share.total_bytes <= free and share.kv_cache_bytes:
                 return {"kv_cache_bytes": share.kv_cache_bytes}
             idle = self._least_used()
@@ -297,7 +297,7 @@ def public_name(reference: str) -> str:
     return reference
 
 
-async def _in_thread(function: Callable[[], T]) -> T:
+async def in_thread(function: Callable[[], T]) -> T:
     """Run it in a daemon thread, which a program that ends need not wait for."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
