@@ -13,6 +13,7 @@ from octavo.core.errors import ConfigError
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.step import Engine
 from octavo.measure.batching_bench import BatchingBench, bench_batching
+from octavo.measure.neighbours import Neighbours
 
 Tiny = Callable[..., Path]
 
@@ -25,6 +26,7 @@ def bench(**changes: Any) -> BatchingBench:
 @pytest.fixture(autouse=True)
 def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_BACKEND", "reference")
+    monkeypatch.setattr(Neighbours, "fraction", lambda self: 0.0)
 
 
 def test_both_policies_serve_the_same_requests(tiny_gguf: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.core.errors import ConfigError
 from octavo.engine.step import Engine
+from octavo.measure.neighbours import Neighbours
 from octavo.measure.pool_bench import PLOT_POINTS, PoolBench, bench_pool
 from octavo.measure.workloads import Item
 
@@ -25,6 +26,7 @@ def bench(**changes: Any) -> PoolBench:
 @pytest.fixture(autouse=True)
 def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_BACKEND", "reference")
+    monkeypatch.setattr(Neighbours, "fraction", lambda self: 0.0)
 
 
 def test_what_is_reserved() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.core.errors import ConfigError
 from octavo.engine.step import Engine
+from octavo.measure.neighbours import Neighbours
 from octavo.measure.prefix_bench import HIT_PAIRS, PrefixBench, bench_prefix
 
 Tiny = Callable[..., Path]
@@ -24,6 +25,7 @@ def bench(**changes: Any) -> PrefixBench:
 @pytest.fixture(autouse=True)
 def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_BACKEND", "reference")
+    monkeypatch.setattr(Neighbours, "fraction", lambda self: 0.0)
 
 
 def test_waves_share_the_prefix_and_nothing_else() -> None:

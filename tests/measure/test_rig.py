@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.core.errors import ConfigError
+from octavo.measure.neighbours import Neighbours
 from octavo.measure.rig import Needs, open_rig, turns, until_interrupted
 from octavo.measure.serving import serve
 from octavo.measure.workloads import Fixed, Workload
@@ -21,6 +22,7 @@ WORK = Workload(requests=3, prompt=Fixed(40), output=Fixed(4))
 @pytest.fixture(autouse=True)
 def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_BACKEND", "reference")
+    monkeypatch.setattr(Neighbours, "fraction", lambda self: 0.125)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,11 @@ def test_a_report_says_what_was_asked_and_what_ran(tiny_gguf: Tiny) -> None:
     report = rig.report(Asked(5), [{"a": 1}], ["note"], interrupted=True)
     found = json.loads(json.dumps(report.as_json()))
     assert found["rows"] == [{"a": 1}]
-    assert (found["notes"], found["interrupted"]) == (["note"], True)
+    assert (found["notes"], found["interrupted"]) == (
+        ["note", "other processes took 12 % of the CPUs meanwhile"],
+        True,
+    )
+    assert found["host"]["other_cpu_fraction"] == 0.125
     assert (found["host"]["model"], found["host"]["bench"]) == (path.name, {"requests": 5})
     assert found["host"]["engine"]["num_pages"] == 7
     assert found["host"]["backend"] == "reference"

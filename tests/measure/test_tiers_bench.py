@@ -12,6 +12,7 @@ import pytest
 from octavo.core.errors import ConfigError
 from octavo.engine.llm import LLM
 from octavo.measure import tiers_bench
+from octavo.measure.neighbours import Neighbours
 from octavo.measure.tiers_bench import TiersBench, bench_tiers
 
 Tiny = Callable[..., Path]
@@ -24,6 +25,7 @@ def bench(**changes: Any) -> TiersBench:
 @pytest.fixture(autouse=True)
 def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_BACKEND", "reference")
+    monkeypatch.setattr(Neighbours, "fraction", lambda self: 0.0)
 
 
 def test_each_tier_serves_the_prompt(tiny_gguf: Tiny, tmp_path: Path) -> None:

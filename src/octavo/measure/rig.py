@@ -23,6 +23,7 @@ from octavo.engine.setup import Loaded, Options, load
 from octavo.engine.step import Engine
 from octavo.formats.gguf import GGUFFile
 from octavo.formats.references import resolve
+from octavo.measure.neighbours import Neighbours
 from octavo.measure.report import Report, host_row
 from octavo.measure.serving import serve
 from octavo.measure.workloads import Fixed, Workload
@@ -65,6 +66,7 @@ class Rig:
 
         self.loaded = loaded
         self.config = loaded.config
+        self._neighbours = Neighbours()
         self.vocabulary = vocabulary_of(loaded.text.tokenizer, loaded.model.config.vocab)
 
     @property
@@ -96,12 +98,17 @@ class Rig:
     def report(
         self, bench: Any, rows: list[dict[str, Any]], notes: Sequence[str] = (), *, interrupted: bool = False
     ) -> Report:
-        """A report of these rows. bench: a dataclass, what was asked for."""
+        """A report of these rows, and of what others took of the CPUs since the model was loaded.
+
+        bench: a dataclass, what was asked for.
+        """
         tier = getattr(self.loaded.model.ops, "tier", None)
         host = host_row(threads=self.config.threads, tier=tier, samples=[])
         host |= {"model": self.loaded.path.name, "kv_cache_dtype": self.config.kv_cache_dtype}
         host |= {"bench": asdict(bench), "engine": asdict(self.config)}
-        return Report(host, rows, list(notes), interrupted)
+        report = Report(host, rows, list(notes), interrupted)
+        self._neighbours.tell(report)
+        return report
 
 
 def open_rig(model: str | PathLike[str], needs: Needs) -> Rig:

@@ -31,6 +31,7 @@ from octavo.engine.llm import LLM
 from octavo.engine.setup import Log
 from octavo.formats.references import resolve
 from octavo.measure.files import drop_cached, file_system, files_below, read_all, resident_fraction, total_bytes
+from octavo.measure.neighbours import Neighbours
 from octavo.measure.report import Report
 from octavo.measure.rig import Needs, open_rig, until_interrupted
 from octavo.measure.spread import Spread, ratios
@@ -104,6 +105,7 @@ def bench_tiers(model: str | PathLike[str], bench: TiersBench, *, log: Log = lam
     rig = open_rig(path, _needs(bench))
     report, vocab, page_bytes = rig.report(bench, []), rig.vocab, rig.page_bytes
     del rig  # its weights and pages; what is measured is loaded anew
+    neighbours = Neighbours()
     rounds: list[_Round] = []
     with _folder(bench) as folder, until_interrupted() as until:
         report.host["file_system"] = file_system(folder)
@@ -117,6 +119,7 @@ def bench_tiers(model: str | PathLike[str], bench: TiersBench, *, log: Log = lam
     if rounds:
         report.rows = [*(_row(tier, rounds, bench, page_bytes) for tier in TIERS), _files_row(rounds)]
         report.notes = _notes(rounds, report.host)
+    neighbours.tell(report)
     return report
 
 
