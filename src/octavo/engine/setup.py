@@ -229,22 +229,16 @@ def _plan(file: GGUFFile, shape: ModelConfig, options: Options, backend: Backend
 
 def _disk_tier(config: EngineConfig, model: Model, kv: KVStore, weights: str, log: Log) -> Tier:
     """Cached pages on disk. weights: their fingerprint."""
-    import importlib.metadata  # 10 ms that only users of a disk spend
-
-    from octavo.cache.disk import DiskStore
+    from octavo.cache.disk import DiskStore  # imported by those who use a disk alone
     from octavo.cache.identity import page_identities
     from octavo.cache.tier import Tier
 
     assert config.prefix_cache_dir is not None
-    try:
-        version = importlib.metadata.version("octavo")
-    except importlib.metadata.PackageNotFoundError:
-        version = "source"
     identities = page_identities(
         kv,
         model=weights,
         ropes=[layer.rope for layer in model.decoder.layers],
-        version=version,
+        version=_build(config.backend),
         backend=config.backend,
         tier=getattr(model.ops, "tier", None),  # the instruction-set tier of native ops
     )
@@ -255,6 +249,21 @@ def _disk_tier(config: EngineConfig, model: Model, kv: KVStore, weights: str, lo
         f"of {format_bytes(there.max_bytes)}" + (f"; only read: {there.writes_off}" if there.writes_off else "")
     )
     return Tier(store, identities, kv.page_parts, config.block_size)
+
+
+def _build(backend: Backend) -> str:
+    """Octavo's version and, where the extension computes, its digest: one version may have had other kernels."""
+    import importlib.metadata
+
+    try:
+        version = importlib.metadata.version("octavo")
+    except importlib.metadata.PackageNotFoundError:
+        version = "source"
+    if backend != "native":
+        return version
+    from octavo.ops.native import build_digest
+
+    return f"{version} {build_digest()}"
 
 
 def _swap_space(options: Options, plan: MemoryPlan, log: Log) -> int:

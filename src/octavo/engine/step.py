@@ -7,13 +7,13 @@ import logging
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.cache.manager import CacheManager
 from octavo.cache.radix import Namespace
-from octavo.cache.tier import Tier
 from octavo.core.config import EngineConfig
 from octavo.core.errors import (
     ContextLengthError,
@@ -34,6 +34,9 @@ from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Group, Sequence
 from octavo.engine.swap import SwapSpace
 from octavo.sampling.sampler import Sampled, SamplerState, plain_tokens, prompt_logprobs, sample
+
+if TYPE_CHECKING:
+    from octavo.cache.tier import Tier
 
 __all__ = ["Engine", "EngineStats", "Executor", "Vocabulary"]
 

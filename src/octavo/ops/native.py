@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -24,12 +25,19 @@ from octavo.ops.api import F32, Activation, AttentionSpec, Linear, Norm, RopeTab
 from octavo.ops.kv import KVStore
 from octavo.ops.native_capture import Results, check_attention, record
 
-__all__ = ["NativeOps", "available_tiers", "measure_dot", "measure_stream", "storage_formats"]
+__all__ = ["NativeOps", "available_tiers", "build_digest", "measure_dot", "measure_stream", "storage_formats"]
 
 
 def storage_formats() -> list[str]:
     """Storage formats that the kernels multiply with, by name."""
     return list(_native.formats())
+
+
+def build_digest() -> str:
+    """16 hexadecimal digits that tell builds of the extension apart; other kernels may round differently."""
+    from hashlib import blake2b  # brings a whole crypto library along: 5 ms
+
+    return blake2b(Path(_native.__file__).read_bytes(), digest_size=8).hexdigest()
 
 
 def available_tiers() -> list[str]:
