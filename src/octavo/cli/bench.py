@@ -6,24 +6,17 @@ from typing import Any
 
 import click
 
-from octavo.cli.bench_common import COUNT, JSON, SEED, THREADS, check_target, deliver, progress
+from octavo.cli.bench_common import COUNT, JSON, SEED, THREADS, check_target, deliver, is_count, numbers, progress
+from octavo.cli.bench_serve import serve
 from octavo.cli.bench_serving import batching, pool, prefix, stall, tiers
 
 __all__ = ["bench"]
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """ "1,4,16" -> (1, 4, 16)."""
-    parts = [part.strip() for part in value.split(",")]
-    if not all(map(_is_count, parts)):
-        raise click.BadParameter(f"{value!r} must be whole numbers of at least 1 with commas between, as 1,4,16")
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
 def _shape(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
     """ "4096x1024" -> (4096, 1024)."""
     rows, _, columns = value.lower().partition("x")
-    if not (_is_count(rows) and _is_count(columns)):
+    if not (is_count(rows) and is_count(columns)):
         raise click.BadParameter(f"{value!r} must be outputs x inputs of a matrix, as 4096x4096")
     return int(rows), int(columns)
 
@@ -33,16 +26,13 @@ def _names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
 
 
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 7 and int(text) > 0
-
-
 @click.group()
 def bench() -> None:
     """Measure the engine or its kernels, as fractions of what this machine can do, or compare ways to run requests.
 
     engine and kernels measure the limits (how fast memory streams, how fast int8, bf16 and f32 are multiplied) in the
-    same run, again and again. The others serve the same requests in several ways by turns, and tell the ratios.
+    same run, again and again. serve sends chats to any server with OpenAI's API. The others serve the same requests in
+    several ways by turns, and tell the ratios.
     Ctrl-C ends a benchmark early; what was measured by then is still reported.
     """
 
@@ -54,7 +44,7 @@ def bench() -> None:
 @click.option(
     "--batch",
     metavar="N,N,...",
-    callback=_numbers,
+    callback=numbers,
     default="1,4,16",
     show_default=True,
     help="Sequences at the same time.",
@@ -99,7 +89,7 @@ def engine(model: str, target: str | None, batch: tuple[int, ...], **options: An
 @click.option(
     "--rows",
     metavar="M,M,...",
-    callback=_numbers,
+    callback=numbers,
     default="1,2,4,8,16,128,512",
     show_default=True,
     help="Rows of the input.",
@@ -128,5 +118,5 @@ def kernels(target: str | None, shape: tuple[int, int], rows: tuple[int, ...], *
     deliver(bench_kernels(wanted, log=progress()), target, kernel_table)
 
 
-for command in (prefix, pool, batching, stall, tiers):
+for command in (prefix, pool, batching, stall, tiers, serve):
     bench.add_command(command)

@@ -28,7 +28,9 @@ __all__ = [
     "THREADS",
     "check_target",
     "deliver",
+    "is_count",
     "number",
+    "numbers",
     "percent",
     "plain_table",
     "print_tables",
@@ -64,6 +66,18 @@ def check_target(target: str | None, option: str = "--json", what: str = "the re
         problem = "no permission"
     if problem is not None:
         raise ConfigError(f"cannot write {what} to {target} ({option}): {problem}")
+
+
+def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """ "1,4,16" -> (1, 4, 16)."""
+    parts = [part.strip() for part in value.split(",")]
+    if not all(map(is_count, parts)):
+        raise click.BadParameter(f"{value!r} must be whole numbers of at least 1 with commas between, as 1,4,16")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 7 and int(text) > 0
 
 
 def progress() -> Callable[[str], None]:
@@ -108,7 +122,8 @@ def print_tables(report: Report, title: str, *tables: Table, limits: str | None 
         console.width = PIPE_WIDTH
     where = host["cpu_model"] or host["machine"]
     threads = "" if host["threads"] is None else f", {host['threads']} threads"
-    console.print(f"{title}\n{where}{threads}, tier {host['tier'] or 'none (reference backend)'}", markup=False)
+    tier = f", tier {host['tier'] or 'none (reference backend)'}" if "tier" in host else ""
+    console.print(f"{title}\n{where}{threads}{tier}", markup=False)
     if limits is not None:
         console.print(f"limits: {limits}", markup=False)
     for count, table in enumerate(tables):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Plot", "check_plot", "plot_batching", "plot_pool", "plot_stall"]
+__all__ = ["Plot", "check_plot", "plot_batching", "plot_pool", "plot_serve", "plot_stall"]
 
 Plot = Callable[[Report, "str | PathLike[str]"], None]
 SUFFIXES = (".png", ".svg")
@@ -98,6 +98,27 @@ def plot_pool(report: Report, path: str | PathLike[str]) -> None:
     figure.savefig(path)
 
 
+def plot_serve(report: Report, path: str | PathLike[str]) -> None:
+    """Throughput, time to the first token and time of each further one, by chats at the same time."""
+    figure, (rate, first, later) = _figure(3, f"Streaming chats at {report.host['url']}", report)
+    rows = sorted(report.rows, key=lambda row: row["concurrency"])
+    counts = [row["concurrency"] for row in rows]
+    rates = [row["output_tok_s"]["median"] for row in rows]
+    rate.plot(counts, rates, color=COLORS[0], marker="o", label="measured")
+    rate.plot(counts, [rates[0] / counts[0] * each for each in counts], color="grey", linestyle="--", linewidth=0.8)
+    rate.set(ylabel="output tokens/s", ylim=(0, 1.3 * max(rates) or 1))
+    for axes, key, label in ((first, "ttft_ms", "first token (ms)"), (later, "inter_token_ms", "next token (ms)")):
+        for percent, color in zip(("p50", "p90", "p99"), COLORS, strict=True):
+            known = [(row["concurrency"], row[key][percent]) for row in rows if row[key] is not None]
+            axes.plot(*zip(*known, strict=True), color=color, marker="o", label=percent) if known else None
+        axes.set(ylabel=label, ylim=(0, None))
+    first.legend(loc="upper left", frameon=False)
+    later.set(xlabel="chats at the same time; dashed: as many times the tokens/s of the fewest", xscale="log")
+    later.set_xticks(counts, [str(each) for each in counts])
+    later.minorticks_off()
+    figure.savefig(path)
+
+
 def _figure(count: int, title: str, report: Report) -> tuple[Figure, list[Axes]]:
     """A figure of so many axes below each other, with the model and the machine under its title."""
     from matplotlib.figure import Figure
@@ -105,7 +126,8 @@ def _figure(count: int, title: str, report: Report) -> tuple[Figure, list[Axes]]
     figure = Figure(figsize=(7.5, 4.5 if count == 1 else 1 + 2.1 * count), dpi=150, layout="constrained")
     made: Any = figure.subplots(max(1, count), 1, sharex=True, squeeze=False)
     host = report.host
-    where = f"{host['model']}, {host['cpu_model'] or host['machine']}, {host['threads']} threads"
+    threads = "" if host["threads"] is None else f", {host['threads']} threads"
+    where = f"{host['model']}, {host['cpu_model'] or host['machine']}{threads}"
     figure.suptitle(f"{title}\n{where}", fontsize=10)
     all_axes: list[Axes] = list(made[:, 0])
     for axes in all_axes:
