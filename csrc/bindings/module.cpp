@@ -110,6 +110,8 @@ void rms_norm(Context& c, const F32x2& x, const F32x1& weight, double eps, Out y
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A program that ends while it holds a model is no leak worth a page of warnings.
+  nb::set_leak_warnings(false);
   m.doc() = "Octavo's CPU kernels";
   m.def("tiers", &available_tiers, "Instruction-set tiers this machine can run, best first.");
   m.def("formats", [] {
