@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from octavo.server.models import ModelRegistry
 from octavo.server.run import Running, listen
 from octavo.server.service import Service
 
-__all__ = ["TINY", "Site", "events", "held", "idle", "serve_tiny", "texts", "tiny_spec_of", "wait_until"]
+__all__ = ["TINY", "Site", "events", "held", "idle", "patient", "serve_tiny", "texts", "tiny_spec_of", "wait_until"]
 
 T = TypeVar("T")
 
@@ -113,17 +114,17 @@ def serve_tiny(*specs: ModelSpec, registry: ModelRegistry | None = None, **confi
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    up.wait(60)
+    assert patient(up.wait), "the server does not start"
     if failed:
         raise failed[0]
     headers = {"authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
-    with httpx.Client(base_url=made[0].url, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=made[0].url, headers=headers, timeout=None) as client:
         try:
             yield Site(made[0], loop, client)
         finally:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(made[0].stop)
-            thread.join(30)
+            patient(partial(_joined, thread))
     assert not thread.is_alive(), "the server does not end"
     if failed:
         raise failed[0]
@@ -148,7 +149,7 @@ def held(llm: AsyncLLM, steps: int = 0) -> Iterator[threading.Event]:
 
     def slow(plan: StepPlan) -> Any:
         left[0] -= 1
-        assert left[0] >= 0 or go.wait(30), "a held step was never let go"
+        assert left[0] >= 0 or patient(go.wait), "a held step was never let go"
         return run(plan)
 
     executor.run = slow  # type: ignore[method-assign]
@@ -159,18 +160,30 @@ def held(llm: AsyncLLM, steps: int = 0) -> Iterator[threading.Event]:
         go.set()
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 20) -> None:
+def wait_until(what: Callable[[], Any]) -> None:
     """Until it is so; fails if that takes too long."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it never happened"
+    for _ in range(10_000):
+        if what():
+            return
         time.sleep(0.002)
+    raise AssertionError("it never happened")
+
+
+def patient(wait: Callable[[float], Any]) -> bool:
+    """Wait with a function of a timeout, half a minute in slices: a process that is stopped for a while has not waited
+    any longer for that."""
+    return any(wait(0.05) for _ in range(600))
 
 
 def idle(llm: AsyncLLM) -> bool:
     """Whether no request runs or waits, and no page is in use."""
     stats = llm.stats()
     return stats.running == stats.waiting == stats.cache.used_pages == 0
+
+
+def _joined(thread: threading.Thread, seconds: float) -> bool:
+    thread.join(seconds)
+    return not thread.is_alive()
 
 
 def texts(chunks: Sequence[dict[str, Any]], choice: int = 0) -> str:
