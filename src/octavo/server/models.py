@@ -307,12 +307,13 @@ async def in_thread(function: Callable[[], T]) -> T:
             call(value)
 
     def run() -> None:
-        try:
-            result = function()
-        except BaseException as error:
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, future.set_result, result)
+        with suppress(RuntimeError):  # the event loop is closed: the program ends, and nobody waits any more
+            try:
+                result = function()
+            except BaseException as error:
+                loop.call_soon_threadsafe(settle, future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(settle, future.set_result, result)
 
     threading.Thread(target=run, name="octavo-load", daemon=True).start()
     return await future
