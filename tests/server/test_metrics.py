@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,3 +171,17 @@ def test_a_key_is_needed_where_one_is_configured(tiny_gguf: Callable[..., Path])
     with serve_tiny(tiny_spec_of(tiny_gguf()), api_keys=("secret",)) as site:
         assert site.http.get("/metrics").status_code == 200
         assert site.http.get("/metrics", headers={"authorization": "Bearer wrong"}).status_code == 401
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_are_there(site: Site) -> None:
+    site.chat()
+    known = {name for name, _ in scrape(site)} | {"octavo:memory_limit_fraction"}  # that one needs a native engine
+    board = json.loads((Path(__file__).parents[2] / "docs" / "grafana-dashboard.json").read_text("utf-8"))
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\b(?:vllm:|octavo:|process_)\w+", target["expr"])
+    }
+    assert len(asked) > 20
+    assert asked - known == set()
