@@ -66,7 +66,9 @@ _ENGINE = (
 @click.option("--memory", "memory_bytes", type=size, help="For all models together, such as 8GB.")
 @click.option("--max-model-len", type=int, help="Tokens of the context window.  [default: the model's, if it fits]")
 @click.option("--max-num-seqs", type=int, default=DEFAULT_MAX_NUM_SEQS, show_default=True, help="That run together.")
-@click.option("--max-num-batched-tokens", type=int, default=DEFAULT_MAX_NUM_BATCHED_TOKENS, show_default=True)
+@click.option(
+    "--max-num-batched-tokens", type=int, default=DEFAULT_MAX_NUM_BATCHED_TOKENS, show_default=True, help="Of one step."
+)
 @click.option("--max-waiting", type=int, default=DEFAULT_MAX_WAITING, show_default=True, help="Requests in the queue.")
 @click.option("--queue-timeout", "queue_timeout_s", type=float, help="Seconds that a request may wait in the queue.")
 @click.option(

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.core.params import SamplingParams
+from octavo.core.params import MAX_N, SamplingParams
 from octavo.engine.async_llm import AsyncLLM
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation, State, Work
@@ -58,6 +58,10 @@ async def completions(call: Call, body: CompletionRequest) -> Reply | Stream:
 
 def _check(body: CompletionRequest) -> None:
     n, best_of = body.n or 1, body.best_of
+    if best_of is not None and not 1 <= best_of <= MAX_N:
+        raise ApiError(
+            400, f"best_of must be between 1 and {MAX_N}, not {best_of}", param="best_of", code="invalid_value"
+        )
     if best_of is not None and best_of < n:
         raise ApiError(
             400, f"best_of is {best_of}, below n, which is {n}; raise it", param="best_of", code="invalid_value"
