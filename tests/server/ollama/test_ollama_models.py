@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -18,6 +19,7 @@ from helpers.tiny import CHAT_TEMPLATE
 from helpers.web import Web, serve
 from octavo.formats.store import ModelStore
 from octavo.server.config import ServerConfig
+from octavo.server.models import ServedModel
 from octavo.server.ollama.names import changes_allowed, plain_name
 from octavo.server.ollama.pull import without_paths
 
@@ -163,7 +165,7 @@ def test_refused(home: Site, path: str, body: dict[str, Any], status: int, words
 def test_a_copy_is_another_name_and_outlives_the_original(home: Site, put: Callable[[str], Path]) -> None:
     put("mine")
     assert home.post("/api/copy", source="mine", destination="yours:v1").status_code == 200
-    assert names(home) == ["tiny", "yours:v1", "mine"]
+    assert names(home) == ["tiny", "mine", "yours:v1"]
     assert delete(home, model="mine").status_code == 200
     assert names(home) == ["tiny", "yours:v1"]
     assert text(home, "yours:v1") == text(home, "tiny")
@@ -212,9 +214,7 @@ def test_a_loaded_model_is_unloaded_and_deleted(home: Site, store: ModelStore, p
     assert (model.state, path.exists(), store.models()) == ("unloaded", False, [])
 
 
-async def _until_idle(model: Any) -> None:
-    import asyncio
-
+async def _until_idle(model: ServedModel) -> None:
     while model.users:
         await asyncio.sleep(0.001)
 
@@ -277,9 +277,7 @@ def test_strangers_pull_no_files_of_this_machine(
     assert names(home) == ["tiny"]
 
 
-def test_changes_can_be_forbidden(
-    store: ModelStore, tiny_gguf: Callable[..., Path], put: Callable[[str], Path]
-) -> None:
+def test_changes_can_be_forbidden(tiny_gguf: Callable[..., Path], put: Callable[[str], Path]) -> None:
     put("mine")
     with serve_tiny(tiny_spec_of(tiny_gguf(), "tiny"), allow_model_changes=False) as site:
         refused = [
