@@ -43,6 +43,8 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     "uvicorn": ("server",),
     "httptools": ("server",),
     "msgspec": ("server",),
+    "prometheus_client": ("server",),
+    "opentelemetry": ("server",),
     "huggingface_hub": ("formats",),
     "urllib": ("formats",),
     "http": ("formats",),

@@ -21,7 +21,9 @@ from octavo.formats.catalog import DEFAULT_MODEL
 from octavo.server.config import DEFAULT_HOST, DEFAULT_MAX_WAITING, DEFAULT_PORT, ModelSpec, ServerConfig
 
 if TYPE_CHECKING:
+    from octavo.server.record import Observer
     from octavo.server.run import Running
+    from octavo.server.tracing import Tracer
 
 __all__ = ["serve"]
 
@@ -87,6 +89,7 @@ _ENGINE = (
 @click.option("--seed", type=int, default=0, help="From which requests without a seed draw theirs.")
 @click.option("--chat-template", help="A Jinja template, a file of one, or the name of one of several in the model.")
 @click.option("--log-requests/--no-log-requests", default=True, help="One line for each request, on standard error.")
+@click.option("--otlp-traces-endpoint", metavar="URL", help="Send OpenTelemetry spans there (needs the extra otel).")
 @click.option("-v", "--verbose", is_flag=True, help="Show how models are loaded.")
 def serve(models: tuple[str, ...], **options: Any) -> int:
     """Serve models over HTTP, as OpenAI's, Ollama's, TGI's and Anthropic's clients know it.
@@ -108,6 +111,7 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
     from octavo.server.run import serve as run
 
     log_requests, verbose = options.pop("log_requests"), options.pop("verbose")
+    tracer = _tracer(options.pop("otlp_traces_endpoint"))
     keep_alive_s, memory_bytes = options.pop("keep_alive_s"), options.pop("memory_bytes")
     specs = _specs(models, options.pop("names"), _engine_options(options))
     config = _config(options)
@@ -115,7 +119,23 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
         memory_bytes = default_budget()
     registry = ModelRegistry(specs, keep_alive_s=keep_alive_s, memory_bytes=memory_bytes)
     _start_log(log_requests=log_requests, verbose=verbose)
-    return run(config, registry, observers=[log_request] if log_requests else [], announce=_announce)
+    observers: list[Observer] = [log_request] if log_requests else []
+    if tracer is not None:
+        observers.append(tracer)
+    try:
+        return run(config, registry, observers=observers, announce=_announce)
+    finally:
+        if tracer is not None:
+            tracer.close()
+
+
+def _tracer(endpoint: str | None) -> Tracer | None:
+    """Makes spans of requests, if they are to be sent anywhere."""
+    if endpoint is None:
+        return None
+    from octavo.server.tracing import Tracer, otlp_provider
+
+    return Tracer(otlp_provider(endpoint))
 
 
 def _engine_options(options: dict[str, Any]) -> dict[str, Any]:

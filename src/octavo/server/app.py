@@ -63,6 +63,7 @@ class App:
         route, values = self._match(scope["path"])
         record = new_record(scope["method"], route or "-")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        record.traceparent = headers.get("traceparent")
         call = Call(self.service, headers, values, scope["query_string"].decode("latin-1"), record)
         self.service.begin(record)
         try:

@@ -19,9 +19,9 @@ class Record:
     """One HTTP request.
 
     route: the pattern that matched, such as "/v1/models/{model}"; the path itself may hold anything. status: 0 until it
-    is answered. stream: whether the answer came in pieces. outputs: the end of every prompt that reached an engine.
-    finish_reasons: of all completions. error: what the client was told. *_s: seconds since the request came, by
-    time.monotonic(); first_byte_s: until the answer began.
+    is answered. traceparent: the header of W3C Trace Context, if the caller sent it. stream: whether the answer came in
+    pieces. outputs: the end of every prompt that reached an engine. finish_reasons: of all completions. error: what the
+    client was told. *_s: seconds since the request came, by time.monotonic(); first_byte_s: until the answer began.
     """
 
     id: str
@@ -30,6 +30,7 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     model: str | None = None
     user: str | None = None
+    traceparent: str | None = None
     stream: bool = False
     status: int = 0
     prompt_tokens: int = 0
