@@ -185,3 +185,12 @@ def test_the_grafana_dashboard_asks_for_metrics_that_are_there(site: Site) -> No
     }
     assert len(asked) > 20
     assert asked - known == set()
+
+
+def test_the_documentation_lists_every_metric(site: Site) -> None:
+    site.chat()
+    families = parse(site.http.get("/metrics").text)
+    names = {f"{each.name}_total" if each.type == "counter" else each.name for each in families}
+    ours = {name for name in names if name.startswith(("vllm:", "octavo:"))}
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `((?:vllm|octavo):\w+)`", page, re.MULTILINE)) == ours

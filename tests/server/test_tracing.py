@@ -78,3 +78,13 @@ def test_a_request_that_never_started_has_only_waited() -> None:
 def test_an_endpoint_that_is_none() -> None:
     with pytest.raises(ConfigError, match="must be a URL"):
         otlp_provider("collector:4318")
+
+
+def test_the_service_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    for given, name in ((None, "octavo"), ("mine", "mine")):
+        if given is not None:
+            monkeypatch.setenv("OTEL_SERVICE_NAME", given)
+        provider = otlp_provider("http://127.0.0.1:9/v1/traces")
+        assert provider.resource.attributes["service.name"] == name
+        Tracer(provider).close()

@@ -30,17 +30,24 @@ def otlp_provider(endpoint: str) -> TracerProvider:
         raise ConfigError(f"--otlp-traces-endpoint must be a URL such as http://host:4318/v1/traces, not {endpoint!r}")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise ConfigError(
             "--otlp-traces-endpoint needs OpenTelemetry: pip install 'octavo[otel]', or leave the option out"
         ) from None
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are honoured, as everywhere.
-    provider = TracerProvider(resource=Resource.create({"service.name": "octavo"}).merge(Resource.create()))
+    provider = TracerProvider(resource=_resource())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return provider
+
+
+def _resource() -> Any:
+    """What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, and a name where they say none."""
+    from opentelemetry.sdk.resources import Resource
+
+    found = Resource.create()
+    unnamed = str(found.attributes["service.name"]).startswith("unknown_service")
+    return found.merge(Resource({"service.name": "octavo"})) if unnamed else found
 
 
 class Tracer:
