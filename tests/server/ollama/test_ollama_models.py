@@ -89,6 +89,11 @@ def test_tags_lists_what_is_served_and_the_folder(home: Site, put: Callable[[str
     assert len(listed["tiny"]["digest"]) == 32
 
 
+def test_a_name_is_listed_once(home: Site, put: Callable[[str], Path]) -> None:
+    put("tiny")
+    assert names(home) == ["tiny"]
+
+
 def test_a_broken_file_in_the_folder_hides_no_other(home: Site, store: ModelStore, put: Callable[[str], Path]) -> None:
     put("mine")
     (store.root / "broken.gguf").write_bytes(b"GGUF")

@@ -145,13 +145,14 @@ async def show(call: Call, body: ShowRequest) -> Reply:
 
 
 def _listed(served: list[tuple[str, str]], folder: bool) -> ModelList:
-    models, paths = [], set()
+    """What is served hides what the folder calls the same, as it does when a request names it."""
+    models, paths, names = [], set(), {name for name, _ in served}
     for name, reference in served:
         facts = _facts(reference)
         paths.add(None if facts is None else facts.path)
         models.append(_one(name, facts))
     for stored in ModelStore.default().models() if folder else ():
-        if stored.path not in paths:
+        if stored.path not in paths and stored.name not in names:
             with suppress(OctavoError):  # the folder may hold files that are no models
                 models.append(_one(stored.name, facts_of(str(stored.path))))
     return ModelList(models)
