@@ -118,7 +118,7 @@ def test_an_id_is_free_as_soon_as_its_request_has_ended() -> None:
             groups = step()
             if any(group.finished for group in groups):
                 ended.set()
-                told.wait()
+                told.wait(30)
             return groups
 
         engine.step = pause  # type: ignore[method-assign]

@@ -177,7 +177,7 @@ class EngineLoop:
             self._end_drains()
 
     def _forget(self, group: Group) -> None:
-        del self._boxes[group]
+        self._boxes.pop(group, None)
         if self._names.get(group.request.request_id) is group:
             del self._names[group.request.request_id]
 
