@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from plain_sampling import kept, kept_min_p, kept_top_k, kept_top_p, ranking
 
+from helpers.plain_sampling import kept, kept_min_p, kept_top_k, kept_top_p, ranking
 from octavo.core.params import SamplingParams
 from octavo.sampling.filters import filter_row, nucleus, scale, top_ids, weights
 from octavo.sampling.noise import block_maxima

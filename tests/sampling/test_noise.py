@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_sampling import chi_square_z
 
+from helpers.plain_sampling import chi_square_z
 from octavo.sampling import noise
 
 U64 = st.integers(0, 2**64 - 1)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_sampling import penalized
 
+from helpers.plain_sampling import penalized
 from octavo.core.params import SamplingParams
 from octavo.sampling.processors import apply_penalties, process
 from octavo.sampling.state import SamplerState

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_sampling import chi_square_z, filtered_distribution, penalized, ranking, softmax
 
+from helpers.plain_sampling import chi_square_z, filtered_distribution, penalized, ranking, softmax
 from octavo.core.errors import OctavoError, SamplingError
 from octavo.core.params import SamplingParams
 from octavo.sampling import Sampled, SamplerState, prompt_logprobs, sample
