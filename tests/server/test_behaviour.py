@@ -137,6 +137,14 @@ def test_a_step_that_fails_fails_its_requests_alone(own: Site) -> None:
     assert own.chat().status_code == 200
 
 
+def test_a_parameter_that_leaves_no_token_is_named(site: Site) -> None:
+    """Which logits it breaks is known only when they are there."""
+    answer = site.chat(repetition_penalty=5e-324)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "repetition_penalty"
+    assert site.chat().status_code == 200
+
+
 def test_health_fails_while_a_step_hangs(tiny_gguf: Callable[..., Path]) -> None:
     with serve_tiny(tiny_spec_of(tiny_gguf()), stall_after_s=0.05) as site:
         assert site.http.get("/health").json() == {"status": "ok"}

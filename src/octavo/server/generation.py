@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -103,12 +104,21 @@ class Generation:
         reasons = {each.finish_reason for each in output.outputs}
         if "timeout" in reasons:
             return ApiError(503, output.error or "", code="queue_timeout", retry_after_s=RETRY_AFTER_S)
+        param = _asked_for(output.error or "")
+        if "error" in reasons and param is not None:
+            return ApiError(400, output.error or "", param=param, code="invalid_value")
         if "error" in reasons:
             logger.error("request %s failed: %s", output.request_id, output.error)
             return ApiError(500, "the engine failed on this request; the server's log says why", code="engine_error")
         if self.cancelled:
             return ApiError(409, "this response has been cancelled", code="cancelled")
         return ApiError(503, "the server has ended this request", code="aborted", retry_after_s=RETRY_AFTER_S)
+
+
+def _asked_for(error: str) -> str | None:
+    """The parameter that leaves no token to sample, which is known only when the logits are (SamplingError)."""
+    found = re.search(r"\b(repetition_penalty|min_tokens) \S+ (takes logits past|forbids to end)", error)
+    return None if found is None else found[1]
 
 
 async def _single(stream: RequestStream) -> AsyncIterator[State]:

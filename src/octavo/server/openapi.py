@@ -98,5 +98,6 @@ def _answer(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     if endpoint.reply is not None:
         content[JSON] = {"schema": schemas[endpoint.reply]}
     if endpoint.streams is not None:
-        content[endpoint.streams] = {"schema": {"type": "string", "description": _STREAMS[endpoint.streams]}}
+        # No type: some readers check a schema here against all of the text, others against each event.
+        content[endpoint.streams] = {"schema": {"description": _STREAMS[endpoint.streams]}}
     return {"description": endpoint.summary, "content": content}
