@@ -10,9 +10,14 @@ namespace octavo::OCTAVO_TIER {
 #define OCTAVO_UNROLL
 #endif
 
-// How far ahead packed weights are fetched, in bytes: where one pass reads them straight, and where many passes share a
-// chunk, whose bytes are all read at its start.
-constexpr Index kAheadFew = 4096, kAheadMany = 6144;
+// How far ahead packed weights are fetched, in bytes: where one pass reads them straight, where it takes longer over the
+// super-blocks of a few rows, and where many passes share a chunk, whose bytes are all read at its start.
+constexpr Index kAheadPass = 4096, kAheadSupers = 5120, kAheadMany = 6144;
+
+constexpr Index ahead_bytes(Kind kind, int rows) {
+  if (rows > kDirectRows) return kAheadMany;
+  return rows > 1 && (kind == Kind::Sub32 || kind == Kind::Sub16) ? kAheadSupers : kAheadPass;
+}
 
 // Where the bytes of step u of group g of panel i come from. FromPacked is for the only pass over a chunk, which fetches
 // a later one as it goes (the hardware's own prefetch starts anew at each 4 KB page).

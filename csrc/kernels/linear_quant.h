@@ -95,7 +95,7 @@ static void panels_of(const uint8_t* const (&packed)[kPanels], const uint8_t* co
   }
   for (int k0 = 0; k0 < a.k; k0 += kChunk) {
     const int groups = min_int(kChunk, a.k - k0) / kGroup;
-    const Index at = info.packed_header + bytes_of(k0), ahead = at + (rows <= kDirectRows ? kAheadFew : kAheadMany);
+    const Index at = info.packed_header + bytes_of(k0), ahead = at + ahead_bytes(shape.kind, rows);
     const uint8_t *p[kPanels], *later[kPanels];
     for (int i = 0; i < kPanels; ++i) {
       later[i] = ahead < panel_bytes ? packed[i] + ahead : next[i] + (ahead - panel_bytes);
