@@ -47,7 +47,7 @@ _LEAST_CHUNK = 16
 # at most twice the one before.
 _FIRST_CHUNK = 64
 # Steps vary; aiming at this part of the time keeps nearly all of them within it.
-_STALL_AIM = 0.85
+_STALL_AIM = 0.75
 # Chunks after which the prefix tree is told again what a page's context adds to its cost.
 _GROWTH_EVERY = 32
 
