@@ -161,6 +161,7 @@ def test_the_root_does_both(site: Site) -> None:
 def test_info(site: Site) -> None:
     told = site.http.get("/info").json()
     assert (told["model_id"], told["max_total_tokens"], told["max_input_tokens"]) == ("tiny", 256, 255)
+    assert told["model_dtype"] == "F32"
     assert (told["max_best_of"], told["max_stop_sequences"]) == (128, MAX_STOP)
 
 

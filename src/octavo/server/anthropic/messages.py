@@ -56,7 +56,7 @@ def _params(body: MessageRequest) -> SamplingParams:
     """max_tokens 0 computes one token, which is not shown: the prompt's last token is computed for one."""
     return params_of(
         {"stop": "stop_sequences"},
-        max_tokens=max(1, body.max_tokens) if body.max_tokens >= 0 else body.max_tokens,
+        max_tokens=body.max_tokens or 1,
         stop=body.stop_sequences,
         temperature=body.temperature,
         top_k=body.top_k,

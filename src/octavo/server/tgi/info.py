@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from octavo.core.errors import OctavoError
 from octavo.core.params import MAX_N, MAX_STOP
 from octavo.server.errors import ApiError
+from octavo.server.facts import facts_of
 from octavo.server.generation import off_loop
 from octavo.server.http import Call, Reply
 from octavo.server.system import octavo_version
@@ -16,10 +20,14 @@ __all__ = ["info", "tokenize"]
 async def info(call: Call) -> Reply:
     model = call.service.registry.find(None)
     llm = model.llm
+    try:
+        dtype = (await asyncio.to_thread(facts_of, model.spec.reference)).quantization
+    except OctavoError:
+        dtype = None
     return Reply(
         Info(
             model_id=model.name,
-            model_dtype=None if llm is None else llm.config.kv_cache_dtype,
+            model_dtype=dtype,
             max_concurrent_requests=None if llm is None else llm.config.max_num_seqs,
             max_best_of=MAX_N,
             max_stop_sequences=MAX_STOP,

@@ -7,7 +7,6 @@ from octavo.server.tgi import TGI
 from octavo.server.tgi.generate import generate, generate_either, generate_stream
 from octavo.server.tgi.info import info, tokenize
 from octavo.server.tgi.schema import (
-    COMPAT_REFUSED,
     GENERATE_REFUSED,
     REFUSED,
     STREAM_REFUSED,
@@ -58,7 +57,7 @@ def tgi_routes() -> list[Endpoint]:
             "The same, whole or as a stream.",
             body=CompatRequest,
             reply=list[Generated],
-            refused=COMPAT_REFUSED,
+            refused=REFUSED,
             working=True,
             streams=EVENTS,
             statuses=_STATUSES,

@@ -14,7 +14,6 @@ from octavo.server.http import Refusal
 from octavo.server.openai.fields import limited
 
 __all__ = [
-    "COMPAT_REFUSED",
     "GENERATE_REFUSED",
     "REFUSED",
     "STREAM_REFUSED",
@@ -85,7 +84,6 @@ REFUSED: dict[str, Refusal] = {
     "parameters.typical_p": Refusal("typical sampling is not in this version; use top_p", (1,)),
     "parameters.watermark": Refusal("watermarks are not in this version", (False,)),
 }
-COMPAT_REFUSED = REFUSED
 GENERATE_REFUSED = {**REFUSED, "stream": Refusal("this route does not stream; /generate_stream does", (False,))}
 STREAM_REFUSED = {**REFUSED, "stream": Refusal("this route always streams; /generate does not", (True,))}
 
@@ -162,8 +160,9 @@ class TokenizedToken(Struct):
 
 
 class Info(Struct, kw_only=True):
-    """max_input_tokens, max_total_tokens, model_dtype: null while the model is not loaded. max_concurrent_requests:
-    that run together; max_client_batch_size: inputs of one request."""
+    """model_dtype: of the file, such as Q4_1; null while that is not here. max_input_tokens, max_total_tokens: null
+    while the model is not loaded. max_concurrent_requests: that run together. max_client_batch_size: inputs of one
+    request."""
 
     model_id: str
     model_sha: None = None
