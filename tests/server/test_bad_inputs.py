@@ -186,6 +186,18 @@ def test_headers_over_the_limit(site: Site, complete: bool) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
 
 
+def test_what_does_not_come(tiny_gguf: Callable[..., Path]) -> None:
+    """Headers and bodies that stop halfway are not waited for for ever, and hold up nobody."""
+    with serve_tiny(tiny_spec_of(tiny_gguf()), receive_timeout_s=0.2) as site:
+        host, port = site.url.removeprefix("http://").split(":")
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: {host}\r\n".encode()
+        for begun in (b"", head, head + b"Content-Length: 100\r\n\r\n{"):
+            with socket.create_connection((host, int(port)), None) as connection:
+                connection.sendall(begun)
+                assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        assert site.chat().status_code == 200
+
+
 def test_no_http_at_all(site: Site) -> None:
     host, port = site.url.removeprefix("http://").split(":")
     for nonsense in (b"hello\r\n\r\n", b"\x00" * 100, b"GET http:// HTTP/1.1\r\n\r\n"):

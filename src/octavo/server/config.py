@@ -41,6 +41,7 @@ class ServerConfig:
         allowed_origins: web pages of other origins that may call, such as "http://localhost:3000", or "*".
         max_body_bytes, max_header_bytes, max_json_depth: of one request.
         max_prompts: prompts of one request, times n.
+        receive_timeout_s: how long headers may take to come, and how long a body may.
         request_timeout_s: a request that takes longer is ended; None: no limit.
         grace_s: how long running requests may take after SIGTERM.
         stall_after_s: /health fails while a step of an engine has run for longer.
@@ -62,6 +63,7 @@ class ServerConfig:
     max_header_bytes: int = 64 * 2**10
     max_json_depth: int = 64
     max_prompts: int = 256
+    receive_timeout_s: float = 60.0
     request_timeout_s: float | None = None
     grace_s: float = 30.0
     stall_after_s: float = DEFAULT_STALL_AFTER_S
@@ -75,7 +77,7 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_header_bytes", "max_json_depth", "max_prompts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("request_timeout_s", "grace_s", "stall_after_s"):
+        for name in ("receive_timeout_s", "request_timeout_s", "grace_s", "stall_after_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e9:
                 raise ConfigError(f"{name} must be a number of seconds of at least 0, not {value}")

@@ -121,11 +121,12 @@ class Endpoint:
                 raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
             body = None
             if self.body is not None:
-                content = await read_body(call.headers, receive, call.service.config.max_body_bytes)
+                config = call.service.config
+                content = await read_body(call.headers, receive, config.max_body_bytes, config.receive_timeout_s)
                 if content is None:
                     call.record.status = CLIENT_GONE
                     return
-                check_depth(content, call.service.config.max_json_depth)
+                check_depth(content, config.max_json_depth)
                 endpoint = self._meant_by(content)
                 body = endpoint._decode(content)
             await endpoint._attend(call, body, receive, out)

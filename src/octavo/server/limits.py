@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -16,15 +17,27 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-async def read_body(headers: Mapping[str, str], receive: Callable[[], Awaitable[Any]], most: int) -> bytes | None:
+async def read_body(
+    headers: Mapping[str, str], receive: Callable[[], Awaitable[Any]], most: int, timeout_s: float
+) -> bytes | None:
     """The body of a request; None if the client is gone before it has come.
 
-    Raises ApiError 413 as soon as it is clear that there are more than `most` bytes, without reading the rest.
+    Raises ApiError 413 as soon as it is clear that there are more than `most` bytes, without reading the rest; 408 if
+    it takes longer than timeout_s to come.
     """
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > most:
         raise _too_large(most)
-    parts, size = [], 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_all(receive, most)
+    except TimeoutError:
+        raise ApiError(408, f"the body took longer than {timeout_s:g} s to come", code="timeout") from None
+
+
+async def _read_all(receive: Callable[[], Awaitable[Any]], most: int) -> bytes | None:
+    parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -14,7 +14,7 @@ from octavo.server.openai import OPENAI
 __all__ = ["describe_api", "description_route"]
 
 _ALWAYS = (403, 500)
-_OF_BODIES = (400, 413)
+_OF_BODIES = (400, 408, 413)
 _OF_WORK = (404, 503, 504)
 _STREAMS = {EVENTS: "server-sent events, where it is streamed", NDJSON: "one JSON object a line, where it is streamed"}
 

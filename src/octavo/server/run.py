@@ -145,7 +145,9 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
     quiet: dict[str, Any] = {"log_config": None, "log_level": logging.ERROR, "access_log": False}
     return uvicorn.Config(
         create_app(service),
-        http=LimitedProtocol.of(service.config.max_header_bytes),
+        http=LimitedProtocol.of(
+            max_header_bytes=service.config.max_header_bytes, header_timeout_s=service.config.receive_timeout_s
+        ),
         ws="none",
         lifespan="off",
         interface="asgi3",
