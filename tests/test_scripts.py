@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CLONE = Path(__file__).parents[1]
-NAMES = ("setup", "check", "test", "parity", "sanitize", "fetch_models")
+NAMES = ("setup", "check", "test", "parity", "sanitize", "fetch_models", "clients", "soak")
 SHELL = [CLONE / ".ci" / "run", *(CLONE / "scripts" / name for name in NAMES)]
 
 

@@ -6,7 +6,7 @@ const { Ollama } = require('ollama');
 const model = 'smollm2';
 const messages = [{ role: 'user', content: 'Name three colours.' }];
 const options = { temperature: 0, num_predict: 12 };
-const client = new Ollama({ host: process.env.OCTAVO_TEST_SERVER });
+const client = new Ollama({ host: process.env.CLIENTS_SERVER });
 
 test('chat, whole and streamed', async () => {
   const whole = await client.chat({ model, messages, options });

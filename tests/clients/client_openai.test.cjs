@@ -3,7 +3,7 @@ const assert = require('node:assert');
 const { test } = require('node:test');
 const { OpenAI } = require('openai');
 
-const url = process.env.OCTAVO_TEST_SERVER;
+const url = process.env.CLIENTS_SERVER;
 const model = 'smollm2';
 const messages = [{ role: 'user', content: 'Name three colours.' }];
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: 'none', maxRetries: 0 });

@@ -1,6 +1,6 @@
 """Mixed traffic for a while: nothing gets stuck, no memory or page is lost, and the answers stay what they are.
 
-OCTAVO_TEST_SOAK_SECONDS: for how long (scripts/soak sets it); memory is judged after the first third.
+SOAK_SECONDS: for how long (scripts/soak sets it); memory is judged after the first third.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from helpers.processes import Served, serve_process
 from helpers.servers import wait_until
 from helpers.traffic import Traffic
 
-SECONDS = float(os.environ.get("OCTAVO_TEST_SOAK_SECONDS") or 60)
+SECONDS = float(os.environ.get("SOAK_SECONDS") or 60)
 FLAT = 1.02
 # Few pages and a short queue, so that pages are evicted, sequences preempted and requests refused all the time.
 SMALL = ("--max-model-len", 1024, "--kv-cache-memory", "48MiB", "--max-num-seqs", 8, "--max-waiting", 24)
