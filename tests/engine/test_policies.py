@@ -12,6 +12,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidParameterError, QueueFullError
 from octavo.core.params import SamplingParams
 from octavo.engine.cost import CostModel, chunk_pairs
+from octavo.engine.plan import StepPlan
 from octavo.engine.step import Engine
 
 
@@ -205,21 +206,29 @@ def test_chunks_alone_are_not_cut() -> None:
     assert oracle.plans == [[(0, 512)], [(0, 388)]]
 
 
-def test_a_failed_step_does_not_lose_a_request_that_was_admitted_and_had_no_tokens_yet() -> None:
-    engine, oracle = oracle_engine(num_pages=100, max_num_seqs=8, max_num_batched_tokens=8)
-    run(engine, [queue(engine, prompt(20), greedy(1))])
-    broken = queue(engine, prompt(60, 30), greedy(1))
+def gone(plan: StepPlan) -> None:
+    raise OSError("gone")
+
+
+def test_a_failed_step_does_not_lose_a_request_that_was_admitted_and_had_no_tokens_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It begins with a copied page, and the copy was to be made in the step that failed."""
+    engine, oracle = oracle_engine(num_pages=100, max_num_seqs=2, max_num_batched_tokens=64)
+    run(engine, [queue(engine, prompt(20), greedy(14))])
+    broken = queue(engine, prompt(60, 30), SamplingParams(max_tokens=1, prompt_logprobs=0))  # takes all rows of logits
+    late = queue(engine, prompt(20), greedy(2))
+    monkeypatch.setattr(oracle, "fail", gone)
     engine.step()
-    late = [queue(engine, [*prompt(18), 44, i], greedy(2)) for i in range(6)]  # each begins with a copied page
-    oracle.fail = lambda plan: exec("raise OSError('gone')")
-    engine.step()
-    oracle.fail = lambda plan: None
+    monkeypatch.undo()
+    plan = engine.scheduler.plan
+    assert plan.sequences == broken.sequences
+    assert plan.admitted == [*broken.sequences, *late.sequences]
+    assert len(plan.copies) == 1
     assert broken.error == "OSError: gone"
-    alive = [group for group in late if group.error is None]
-    assert alive
-    run(engine, alive)
-    for group in alive:
-        assert group.output().outputs[0].token_ids == oracle.answer(group.request.prompt_token_ids, 2)
+    assert late.error is None
+    run(engine, [late])
+    assert late.output().outputs[0].token_ids == oracle.answer(prompt(20), 2)
     check_idle(engine)
 
 
