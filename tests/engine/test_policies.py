@@ -173,6 +173,34 @@ def test_the_static_policy_admits_nobody_before_a_batch_has_ended() -> None:
     assert all(batch <= {3, 4} for batch in batches[longest + 1 :])
 
 
+def test_the_static_policy_leaves_a_place_empty_while_others_still_read_their_prompts() -> None:
+    engine, oracle = oracle_engine(max_num_seqs=2, max_num_batched_tokens=8, scheduling_policy="static")
+    short, long = queue(engine, prompt(3), greedy(1)), queue(engine, prompt(60, 5), greedy(1))
+    third = queue(engine, prompt(3, 9), greedy(1))
+    run(engine, [short])
+    engine.step()
+    assert not long.finished
+    assert third.metrics.first_scheduled_s is None
+    run(engine, [long, third])
+    assert first_steps(oracle.plans) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("recompute_s", "swaps"), [(0.0, 0), (1e9, 1)])
+def test_swaps_where_that_is_cheaper_than_computing_again(
+    recompute_s: float, swaps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, oracle = oracle_engine(max_num_seqs=1, swap_space_bytes=100 * 16 * 8)
+    low = queue(engine, prompt(20), greedy(10), priority=1)
+    engine.step()
+    assert engine.scheduler.cost.known
+    monkeypatch.setattr(engine.scheduler.cost, "prefill_s", lambda tokens, context=0: recompute_s)
+    run(engine, [queue(engine, prompt(9, 7), greedy(3), priority=0)])
+    run(engine, [low])
+    assert low.metrics.preemptions == 1
+    assert low.metrics.swaps == engine.stats().swaps == swaps
+    assert low.output().outputs[0].token_ids == oracle.answer(prompt(20), 10)
+
+
 def stalled(engine: Engine, per_token: float) -> int:
     """The chunk of a long prompt that joins a decode, on a machine that computes a prompt token in so many seconds."""
     group = queue(engine, prompt(10, 3), greedy(100))
