@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,15 @@ def test_a_request_that_fails_is_an_error(run: Run, engine: FakeEngine, capsys: 
     assert "error: the pages ran out" in capsys.readouterr().err
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C as programs of a terminal have it; what a shell runs in the background may have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_ctrl_c_stops_the_answer(run: Run, engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.on_step = lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 1 else None
     assert run("a b", stdin=None) == 130
@@ -210,6 +219,7 @@ def test_ctrl_c_stops_the_answer(run: Run, engine: FakeEngine, capsys: pytest.Ca
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("heeded")
 def test_a_second_ctrl_c_ends_the_program() -> None:
     with Interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
